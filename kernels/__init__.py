@@ -1,0 +1,1 @@
+"""The kernels, imported as ``wnfused.kernels``: they know tensors and shapes, not autograd and not ``nn.Module``."""

@@ -1,0 +1,1 @@
+"""Native CPU kernels (C++ on ATen) and their build."""

@@ -1,0 +1,103 @@
+"""Kernels of the operators registered from Python: choice of backend, autograd, forward-mode AD, vmap.
+
+The native library registers the CPU and AutogradCPU kernels of the forward operators from C++ when it is loaded
+(``autograd.cpp``), because a Python kernel costs tens of microseconds a call; these serve everywhere else. The backward
+operators' autograd is always the one below: under ``create_graph`` they are evaluated by the plain formulas of
+``reference.py``, so double backward and every order after it is whatever PyTorch derives from those.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKeySet  # type: ignore[attr-defined]
+from torch.autograd import forward_ad
+
+from wnfused.ops import backends, reference
+from wnfused.ops.schema import LIBRARY
+
+TENSOR_ARGUMENTS = {"weight_norm": 2, "linear": 4, "convolution": 4}  # leading tensors of each forward operator
+
+
+def _has_tangent(args: tuple[Any, ...]) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return any(isinstance(a, Tensor) and forward_ad.unpack_dual(a).tangent is not None for a in args)
+
+
+def _redispatch(op: Any, keyset: DispatchKeySet, args: tuple[Any, ...]) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+
+
+class _Differentiable(torch.autograd.Function):
+    """A forward operator recorded for backward: keeps its input tensors and the norms, never w."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, op: Any, keyset: DispatchKeySet, *args: Any) -> tuple[Tensor, Tensor]:
+        count = TENSOR_ARGUMENTS[name]
+        y, norms = _redispatch(op, keyset, args)
+        ctx.mark_non_differentiable(norms)
+        if name == "weight_norm":
+            ctx.options = args[count:]
+            ctx.save_for_backward(*args[:count], norms)
+        else:
+            *ctx.options, relu = args[count:]
+            ctx.save_for_backward(*args[: count - 1], norms, y if relu else None)
+        ctx.name, ctx.count, ctx.unused = name, count, len(args) - count
+        return y, norms
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        mask = list(ctx.needs_input_grad[3 : 3 + ctx.count])
+        op = getattr(torch.ops.wnfused, f"{ctx.name}_backward").default
+        gradients = op(dy, *ctx.saved_tensors, *ctx.options, mask)
+        return (None, None, None, *gradients, *([None] * ctx.unused))
+
+
+def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
+    formula = getattr(reference, name)
+
+    def kernel(keyset: DispatchKeySet, *args: Any) -> Any:
+        if _has_tangent(args) or torch._C._are_functorch_transforms_active():
+            return formula(*args)  # an autograd.Function cannot be recorded inside an operator there
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return _Differentiable.apply(name, op, keyset, *args)
+        return _redispatch(op, keyset, args)
+
+    return kernel
+
+
+def _backward_autograd(name: str, op: Any) -> Callable[..., Any]:
+    formula = getattr(reference, name)
+    norms_at = 3 if name == "weight_norm_backward" else 4
+
+    def kernel(keyset: DispatchKeySet, *args: Any) -> Any:
+        differentiated = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        if differentiated or _has_tangent(args):
+            return formula(*args[:norms_at], None, *args[norms_at + 1 :])
+        return _redispatch(op, keyset, args)
+
+    return kernel
+
+
+def _chosen_backend(name: str) -> Callable[..., Any]:
+    def kernel(*args: Any) -> Any:
+        return getattr(backends.resolve(args[0].device).operators(), name)(*args)
+
+    return kernel
+
+
+def _register(name: str, autograd: Callable[[str, Any], Callable[..., Any]]) -> None:
+    packet = getattr(torch.ops.wnfused, name)
+    for overload, op in ((name, packet.default), (f"{name}.python", packet.python)):
+        LIBRARY.impl(overload, _chosen_backend(name), "CompositeExplicitAutograd")
+        LIBRARY.impl(overload, autograd(name, op), "Autograd", with_keyset=True)
+        # Under vmap the plain formula runs: PyTorch's batching rules make one batched matmul or grouped convolution of it.
+        LIBRARY.impl(overload, getattr(reference, name), "FuncTorchBatched")
+
+
+for _name in TENSOR_ARGUMENTS:
+    _register(_name, _forward_autograd)
+    _register(f"{_name}_backward", _backward_autograd)

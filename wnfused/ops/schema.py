@@ -1,0 +1,92 @@
+"""The operators' schemas and fake (shape-only) implementations, defined once for every backend.
+
+``norms`` has the shape of g and the statistics' dtype. In the backward operators ``y`` is the saved output, present where
+a ReLU was fused, and ``mask`` names the gradients asked for; the others come back undefined.
+Each operator has a second overload, ``.python``, which always runs the Python choice of backend: the native library
+takes the default overload over on CPU tensors and calls ``.python`` when another backend is selected.
+"""
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from wnfused.ops import reference
+
+_GEOMETRY = "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
+_SAVED = "Tensor x, Tensor v, Tensor g, Tensor norms, Tensor? y"
+
+SCHEMAS = {
+    "weight_norm": "(Tensor v, Tensor g, int? dim, float eps) -> (Tensor w, Tensor norms)",
+    "weight_norm_backward": "(Tensor dw, Tensor v, Tensor g, Tensor norms, int? dim, float eps, bool[2] mask)"
+    " -> (Tensor dv, Tensor dg)",
+    "linear": "(Tensor x, Tensor v, Tensor g, Tensor? bias, int? dim, float eps, bool relu) -> (Tensor y, Tensor norms)",
+    "linear_backward": f"(Tensor dy, {_SAVED}, int? dim, float eps, bool[4] mask)"
+    " -> (Tensor dx, Tensor dv, Tensor dg, Tensor db)",
+    "convolution": f"(Tensor x, Tensor v, Tensor g, Tensor? bias, {_GEOMETRY}, int? dim, float eps, bool relu)"
+    " -> (Tensor y, Tensor norms)",
+    "convolution_backward": f"(Tensor dy, {_SAVED}, {_GEOMETRY}, int? dim, float eps, bool[4] mask)"
+    " -> (Tensor dx, Tensor dv, Tensor dg, Tensor db)",
+}
+
+LIBRARY = Library("wnfused", "DEF")
+for _name, _signature in SCHEMAS.items():
+    LIBRARY.define(_name + _signature, tags=torch.Tag.pt2_compliant_tag)
+    LIBRARY.define(f"{_name}.python{_signature}", tags=torch.Tag.pt2_compliant_tag)
+
+
+def _fake_norms(v: Tensor, g: Tensor) -> Tensor:
+    return g.new_empty(g.shape, dtype=reference.opmath(v.dtype))
+
+
+def _fake_gradients(
+    dy: Tensor, dx: Tensor | None, v: Tensor, g: Tensor, channels: int, mask: list[bool]
+) -> reference.Gradients:
+    return (
+        dx if mask[0] else None,
+        torch.empty_like(v) if mask[1] else None,
+        torch.empty_like(g) if mask[2] else None,
+        dy.new_empty(channels, dtype=reference.opmath(dy.dtype)) if mask[3] else None,
+    )
+
+
+def _fake_weight_norm(v, g, dim, eps):
+    return torch.empty_like(v), _fake_norms(v, g)
+
+
+def _fake_weight_norm_backward(dw, v, g, norms, dim, eps, mask):
+    return torch.empty_like(v) if mask[0] else None, torch.empty_like(g) if mask[1] else None
+
+
+def _fake_linear(x, v, g, bias, dim, eps, relu):
+    return x.new_empty((*x.shape[:-1], v.shape[0])), _fake_norms(v, g)
+
+
+def _fake_linear_backward(dy, x, v, g, norms, y, dim, eps, mask):
+    return _fake_gradients(dy, x.new_empty(x.shape), v, g, v.shape[0], mask)
+
+
+def _fake_convolution(
+    x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim, eps, relu
+):
+    w = torch.empty_like(v, dtype=x.dtype)
+    y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, transposed, output_padding, groups)
+    return y, _fake_norms(v, g)
+
+
+def _fake_convolution_backward(
+    dy, x, v, g, norms, y, stride, padding, dilation, transposed, output_padding, groups, dim, eps, mask
+):
+    return _fake_gradients(dy, torch.empty_like(x), v, g, dy.shape[1], mask)
+
+
+_FAKES = {
+    "weight_norm": _fake_weight_norm,
+    "weight_norm_backward": _fake_weight_norm_backward,
+    "linear": _fake_linear,
+    "linear_backward": _fake_linear_backward,
+    "convolution": _fake_convolution,
+    "convolution_backward": _fake_convolution_backward,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"wnfused::{_name}", _fake, lib=LIBRARY)
+    torch.library.register_fake(f"wnfused::{_name}.python", _fake, lib=LIBRARY)

@@ -29,26 +29,40 @@ def floating(where: str, name: str, t: Any) -> None:
         raise TypeError(f"{where}: {name}: expected a {kinds} tensor, got {str(t.dtype).removeprefix('torch.')}")
 
 
-def weight(where: str, v: Any, g: Any, bias: Any, channels: int | None, dim: Any, eps: Any) -> None:
-    """v, g, bias, dim and eps belong together; ``channels`` is the size bias must have."""
+def tensors(where: str, x: Any, v: Any, g: Any, bias: Any) -> None:
+    """All are floating tensors of one dtype on one device; ``x`` and ``bias`` may be None."""
+    if isinstance(v, Tensor) and isinstance(g, Tensor):  # almost always nothing is wrong: find that out quickly
+        dtype, device = v.dtype, v.device
+        if (
+            dtype in FLOATS
+            and g.dtype == dtype
+            and g.device == device
+            and (x is None or (isinstance(x, Tensor) and x.dtype == dtype and x.device == device))
+            and (bias is None or (isinstance(bias, Tensor) and bias.dtype == dtype and bias.device == device))
+        ):
+            return
     floating(where, "v", v)
-    floating(where, "g", g)
+    for name, t in (("x", x), ("g", g), ("bias", bias)):
+        if t is not None or name == "g":
+            floating(where, name, t)
+            same_kind(where, name, t, "v", v)
+
+
+def gain_and_bias(where: str, v: Tensor, g: Tensor, bias: Tensor | None, channels: int | None, dim: Any, eps: Any) -> None:
+    """g has the shape that v and dim give it, bias one element for each of ``channels``."""
     if dim is not None:
         dimension(where, v.ndim, dim)
-    if tuple(g.shape) != gain_shape(v.shape, dim):
-        expected = gain_shape(shape(v), dim)
+    expected = gain_shape(v.shape, dim)
+    if g.shape != expected:
         raise ValueError(f"{where}: g: expected shape {expected} for v of shape {shape(v)} and dim={dim}, got {shape(g)}")
-    same_kind(where, "g", g, "v", v)
-    if bias is not None:
-        floating(where, "bias", bias)
-        if tuple(bias.shape) != (channels,):
-            raise ValueError(f"{where}: bias: expected shape ({channels},), got {shape(bias)}")
-        same_kind(where, "bias", bias, "v", v)
-    epsilon(where, eps)
+    if bias is not None and bias.shape != (channels,):
+        raise ValueError(f"{where}: bias: expected shape ({channels},), got {shape(bias)}")
+    if eps != 0.0:
+        epsilon(where, eps)
 
 
 def dimension(where: str, ndim: int, dim: Any) -> None:
-    if not isinstance(dim, int) or isinstance(dim, bool):
+    if type(dim) is not int:
         raise TypeError(f"{where}: dim: expected an int or None, got {dim!r}")
     if not 0 <= dim < ndim:
         hint = "; torch's weight_norm reads -1 as one norm over the whole tensor: say dim=None" if dim == -1 else ""
@@ -56,7 +70,7 @@ def dimension(where: str, ndim: int, dim: Any) -> None:
 
 
 def epsilon(where: str, eps: Any) -> None:
-    if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
+    if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
         raise ValueError(f"{where}: eps: expected a finite number >= 0, got {eps!r}")
 
 
@@ -78,23 +92,21 @@ def activation(where: str, name: Any) -> None:
 
 
 def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int]:
-    """An int, or ``count`` of them, each at least ``least``."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    """``value``, an int or ``count`` of them, each at least ``least``, as a list."""
+    if type(value) is int:
         values = [value] * count
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) in (1, count):
-        values = list(value) * (count if len(value) == 1 else 1)
+        values = list(value) if len(value) == count else list(value) * count
     else:
         raise ValueError(f"{where}: {name}: expected an int or {count} of them, got {value!r}")
     for v in values:
-        if not isinstance(v, int) or v < least:
+        if type(v) is not int or v < least:
             raise ValueError(f"{where}: {name}: expected integers >= {least}, got {value!r}")
     return values
 
 
-def convolution_input(where: str, x: Any, v: Any, n: int, groups: Any, transposed: bool) -> None:
+def convolution_input(where: str, x: Tensor, v: Tensor, n: int, groups: Any, transposed: bool) -> None:
     """Ranks and channel counts of an n-dimensional convolution."""
-    floating(where, "x", x)
-    floating(where, "v", v)
     if v.ndim != n + 2 or 0 in v.shape:
         raise ValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {shape(v)}")
     if x.ndim not in (n + 1, n + 2):
@@ -110,7 +122,6 @@ def convolution_input(where: str, x: Any, v: Any, n: int, groups: Any, transpose
         )
     if 0 in x.shape[-n:]:
         raise ValueError(f"{where}: x: expected non-empty spatial dimensions, got shape {shape(x)}")
-    same_kind(where, "x", x, "v", v)
 
 
 def convolution_output(

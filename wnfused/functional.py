@@ -30,9 +30,10 @@ Size = int | Sequence[int]
 
 def _under_autocast(x: Tensor) -> Tensor:
     """x as autocast's matmuls and convolutions would take it; the weights stay float32 and are cast inside the kernel."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(kind))
+    if torch._C._is_any_autocast_enabled() and x.dtype != torch.float64:  # type: ignore[attr-defined]
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            return x.to(torch.get_autocast_dtype(kind))
     return x
 
 
@@ -41,7 +42,8 @@ def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0, eps: float = 0.0) -> 
 
     The layers never need it; it is for looking at a weight, for folding it, and for operations of your own.
     """
-    checks.weight("weight_norm", v, g, None, None, dim, eps)
+    checks.tensors("weight_norm", None, v, g, None)
+    checks.gain_and_bias("weight_norm", v, g, None, None, dim, eps)
     return ops.weight_norm(v, g, dim, eps)[0]
 
 
@@ -59,8 +61,7 @@ def wn_linear(
 
     ``x`` is ``[..., in]``, ``v`` is ``[out, in]``, ``g`` is ``[out, 1]`` (for ``dim=0``), ``bias`` is ``[out]``.
     """
-    checks.floating("wn_linear", "x", x)
-    checks.floating("wn_linear", "v", v)
+    checks.tensors("wn_linear", x, v, g, bias)
     if v.ndim != 2:
         raise ValueError(f"wn_linear: v: expected 2 dimensions [out, in], got shape {checks.shape(v)}")
     if x.ndim == 0 or x.shape[-1] != v.shape[1]:
@@ -68,8 +69,7 @@ def wn_linear(
             f"wn_linear: x: expected last dimension {v.shape[1]} like v of shape {checks.shape(v)}, "
             f"got shape {checks.shape(x)}"
         )
-    checks.same_kind("wn_linear", "x", x, "v", v)
-    checks.weight("wn_linear", v, g, bias, v.shape[0], dim, eps)
+    checks.gain_and_bias("wn_linear", v, g, bias, v.shape[0], dim, eps)
     checks.activation("wn_linear", activation)
     return ops.linear(_under_autocast(x), v, g, bias, dim, eps, activation == "relu")[0]
 
@@ -101,8 +101,9 @@ def _conv(
     activation: str | None,
 ) -> Tensor:
     where = f"wn_conv{n}d"
+    checks.tensors(where, x, v, g, bias)
     checks.convolution_input(where, x, v, n, groups, transposed=False)
-    checks.weight(where, v, g, bias, v.shape[0], dim, eps)
+    checks.gain_and_bias(where, v, g, bias, v.shape[0], dim, eps)
     checks.activation(where, activation)
     strides = checks.sizes(where, "stride", stride, n, least=1)
     dilations = checks.sizes(where, "dilation", dilation, n, least=1)
@@ -140,8 +141,9 @@ def _conv_transpose(
     activation: str | None,
 ) -> Tensor:
     where = f"wn_conv_transpose{n}d"
+    checks.tensors(where, x, v, g, bias)
     checks.convolution_input(where, x, v, n, groups, transposed=True)
-    checks.weight(where, v, g, bias, v.shape[1] * groups, dim, eps)
+    checks.gain_and_bias(where, v, g, bias, v.shape[1] * groups, dim, eps)
     checks.activation(where, activation)
     strides = checks.sizes(where, "stride", stride, n, least=1)
     dilations = checks.sizes(where, "dilation", dilation, n, least=1)

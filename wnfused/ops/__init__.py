@@ -2,9 +2,10 @@
 
 import torch
 
-from wnfused.ops import autograd, backends, reference, schema  # noqa: F401 - registers the operators
+from wnfused.ops import autograd, backends, native, torch_backend  # noqa: F401 - autograd registers the operators
 
-backends.register(backends.Backend("torch", why_not=lambda device: None, operators=lambda: reference))
+backends.register(backends.Backend("native", why_not=native.why_not, operators=native.operators))
+backends.register(backends.Backend("torch", why_not=lambda device: None, operators=lambda: torch_backend))
 backends.select_from_environment()
 
 # The overloads themselves: looking one up by attribute on every call would cost more than a small layer's checks.

@@ -69,14 +69,22 @@ def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _backward_autograd(name: str, op: Any) -> Callable[..., Any]:
+def _differentiable_formula(name: str) -> Callable[..., Any]:
+    """The plain formula; a backward one is kept from using the saved norms, which carry no derivative in v."""
     formula = getattr(reference, name)
+    if not name.endswith("_backward"):
+        return formula
     norms_at = 3 if name == "weight_norm_backward" else 4
+    return lambda *args: formula(*args[:norms_at], None, *args[norms_at + 1 :])
+
+
+def _backward_autograd(name: str, op: Any) -> Callable[..., Any]:
+    formula = _differentiable_formula(name)
 
     def kernel(keyset: DispatchKeySet, *args: Any) -> Any:
         differentiated = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
         if differentiated or _has_tangent(args):
-            return formula(*args[:norms_at], None, *args[norms_at + 1 :])
+            return formula(*args)
         return _redispatch(op, keyset, args)
 
     return kernel
@@ -95,7 +103,7 @@ def _register(name: str, autograd: Callable[[str, Any], Callable[..., Any]]) -> 
         LIBRARY.impl(overload, _chosen_backend(name), "CompositeExplicitAutograd")
         LIBRARY.impl(overload, autograd(name, op), "Autograd", with_keyset=True)
         # Under vmap the plain formula runs: PyTorch's batching rules make one batched matmul or grouped convolution of it.
-        LIBRARY.impl(overload, getattr(reference, name), "FuncTorchBatched")
+        LIBRARY.impl(overload, _differentiable_formula(name), "FuncTorchBatched")
 
 
 for _name in TENSOR_ARGUMENTS:

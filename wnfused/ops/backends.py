@@ -4,7 +4,8 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import TracebackType
+from typing import Any
 
 import torch
 
@@ -25,11 +26,11 @@ class Backend:
 
     name: str
     why_not: Callable[[torch.device], str | None]
-    operators: Callable[[], ModuleType]
+    operators: Callable[[], Any]
 
 
 _registry: dict[str, Backend] = {}
-_AUTO_ORDER = ("triton", "native", "torch")
+_AUTO_ORDER = ("triton", "native", "torch")  # "triton" registers itself when its kernels are there
 _chosen = "auto"
 _resolved: dict[str, Backend] = {}  # device type -> what "auto" or the explicit choice came to
 
@@ -80,7 +81,8 @@ def _resolve(device: torch.device) -> Backend:
         reason = _why_not(name, device)
         if reason is None:
             because = f" ({'; '.join(passed_over)})" if passed_over else ""
-            log.info("backend %r serves %s tensors%s", name, device.type, because)
+            level = logging.WARNING if passed_over and device.type == "cpu" else logging.INFO
+            log.log(level, "backend %r serves %s tensors%s", name, device.type, because)
             return _registry[name]
         passed_over.append(f"no {name}: {reason}")
     raise AssertionError("the torch backend runs everywhere")
@@ -130,7 +132,9 @@ _listeners: list[Callable[[str], None]] = []  # told of every choice; the native
 
 
 def on_select(listener: Callable[[str], None]) -> None:
+    """Call ``listener`` with the current choice, now and whenever it changes."""
     _listeners.append(listener)
+    listener(_chosen)
 
 
 def select_from_environment() -> None:

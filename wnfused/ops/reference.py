@@ -27,7 +27,7 @@ def gain_shape(v_shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
     """Shape of g for a given v: torch's, ones everywhere except along ``dim``; ``()`` for one norm over everything."""
     if dim is None:
         return ()
-    return tuple(size if d == dim else 1 for d, size in enumerate(v_shape))
+    return (*(1,) * dim, v_shape[dim], *(1,) * (len(v_shape) - dim - 1))
 
 
 def _reduced(v: Tensor, dim: int | None) -> tuple[int, ...]:

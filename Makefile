@@ -1,0 +1,65 @@
+# One target per habit; `make` lists them. Everything runs in .venv, which `make setup` makes on first need.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=# more arguments for pip, for example another package index
+ARGS ?=# more arguments for pytest, the example or the benchmarks
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test lint format train bench clean
+
+help: ## list the targets
+	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED) ## make .venv and install the package (editable), its tools and its pinned dependencies
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	    $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	        echo "make: $(PYTHON) is missing or older than Python 3.10; name another: make PYTHON=python3.12" >&2; exit 1; }; \
+	    echo "==> making $(VENV) with $$($(PYTHON) --version)"; \
+	    $(PYTHON) -m venv $(VENV) || { \
+	        echo "make: '$(PYTHON) -m venv' failed: install your system's venv package (python3-venv on Debian)" \
+	             "or name another Python: make PYTHON=python3.12" >&2; exit 1; }; }
+	@echo "==> installing wnfused, its tools and its dependencies into $(VENV) (versions: constraints.txt)"
+	$(PIP_INSTALL) --quiet "setuptools>=77"
+	$(PIP_INSTALL) --no-build-isolation --editable ".[train,dev]"
+	@touch $@
+
+build: setup ## compile the native CPU kernels ahead of first use
+	@echo "==> building the native CPU kernels"
+	@$(BIN)/wnfused build
+
+lint: setup ## check format, lint and types
+	@echo "==> checking format, lint and types"
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup ## format the code and apply the safe fixes
+	@echo "==> formatting"
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+test: setup lint ## lint, build the native kernels and run the tests
+	@echo "==> building the native CPU kernels"
+	@$(BIN)/wnfused build || echo "==> going on without them: the torch backend serves"
+	@echo "==> running the tests"
+	$(BIN)/python -m pytest $(ARGS)
+
+train: setup ## train a weight-normalized network on scikit-learn's digits, beside torch's weight_norm
+	@echo "==> training on scikit-learn's digits"
+	@$(BIN)/python benchmarks/digits.py $(ARGS)
+
+bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
+	@echo "==> measuring (leave the machine alone meanwhile)"
+	$(BIN)/python -m pytest benchmarks --benchmark-only $(ARGS)
+
+clean: ## remove caches and build products (not .venv)
+	@echo "==> removing caches and build products"
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find wnfused kernels benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,51 @@
+"""The layers that are compared: the plain one, torch's weight norm through both of its APIs, and wnfused's."""
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+import wnfused
+
+PEERS = ("plain", "torch hook", "torch parametrized", "wnfused")
+
+
+def with_weight_norm(plain: nn.Module, peer: str) -> nn.Module:
+    """A copy of ``plain`` whose Linear and Conv layers are normalized the way ``peer`` does it."""
+    model = copy.deepcopy(plain)
+    if peer == "plain":
+        return model
+    if peer == "wnfused":
+        wnfused.apply(model)
+        return model
+    normalize = nn.utils.weight_norm if peer == "torch hook" else nn.utils.parametrizations.weight_norm
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the hook API is deprecated, and what most models still use
+        for layer in list(model.modules()):
+            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
+                normalize(layer)
+    return model
+
+
+def training_step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    """Forward and backward with gradients for the input and all parameters, as in the middle of a network."""
+    x = x.detach().requires_grad_()
+    dy = torch.randn_like(model(x))
+    leaves = [x, *model.parameters()]
+
+    def step() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        model(x).backward(dy)
+
+    return step
+
+
+def inference(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    def step() -> None:
+        with torch.no_grad():
+            model(x)
+
+    return step

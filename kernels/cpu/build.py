@@ -1,0 +1,148 @@
+"""Builds a native library from C++ sources with the machine's own compiler, once, into torch's extension cache.
+
+One folder per fingerprint of sources, torch and CPU, so a change of any of them builds anew and nothing stale is loaded.
+A file lock makes processes that start together wait for one build; it dies with its holder, so a killed build blocks
+nobody. The library appears by an atomic rename.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+_INCLUDES = (Path(__file__).parent,)
+_VECTOR_FLAGS = {
+    "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
+    "AVX2": ("-mavx2", "-mfma", "-mf16c"),
+}
+
+
+class BuildError(RuntimeError):
+    """The native library cannot be built here; the message is one line that says why."""
+
+
+def cache_root() -> Path:
+    """Torch's extension cache: ``TORCH_EXTENSIONS_DIR``, or its default place."""
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+
+
+def _compile_flags() -> list[str]:
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags = ["-O3", "-std=c++20", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-DCPU_CAPABILITY={capability}"]
+    flags += [f"-DCPU_CAPABILITY_{capability}", *_VECTOR_FLAGS.get(capability, ())]
+    if sys.platform != "darwin":
+        flags.append("-fopenmp")  # at::parallel_for runs on torch's own OpenMP pool
+    if not torch._C._GLIBCXX_USE_CXX11_ABI:
+        flags.append("-D_GLIBCXX_USE_CXX11_ABI=0")
+    return flags
+
+
+def library_path(name: str, sources: Sequence[Path]) -> Path:
+    """Where the library with exactly these sources, this torch and this CPU is, or would be."""
+    digest = hashlib.sha256()
+    headers = [h for folder in _INCLUDES for h in sorted(folder.glob("*.h"))]
+    for file in (*sources, *headers):
+        digest.update(file.name.encode() + file.read_bytes())
+    for fact in (torch.__version__, torch.version.git_version, *_compile_flags(), os.environ.get("CXX", "")):
+        digest.update(str(fact).encode() + b"\0")
+    return cache_root() / f"{name}_{digest.hexdigest()[:16]}" / f"{name}.so"
+
+
+def compiler() -> str:
+    """The C++ compiler: ``CXX``, or the first of c++, g++ and clang++ on the path."""
+    wanted = os.environ.get("CXX")
+    for candidate in (wanted,) if wanted else ("c++", "g++", "clang++"):
+        if found := shutil.which(candidate):
+            return found
+    raise BuildError(f"no C++ compiler found (looked for {wanted or 'c++, g++, clang++'})")
+
+
+def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
+    """The path of the library, built now if it is not there."""
+    target = library_path(name, sources)
+    if target.exists():
+        return target
+    if sys.platform == "win32":
+        raise BuildError("native kernels are built on Linux and macOS only")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.parent / "lock"):
+            if not target.exists():
+                _compile(compiler(), sources, target)
+    except OSError as error:
+        raise BuildError(f"cache folder {target.parent} is not usable: {error.strerror or error}") from error
+    return target
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    import fcntl
+
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("waiting for another process that builds the native CPU kernels …\n")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"wnfused: {text}")
+    sys.stderr.flush()
+
+
+def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
+    _say("building the native CPU kernels, once, in about a minute … ")
+    start = time.monotonic()
+    root = Path(torch.__file__).parent
+    includes = [*_INCLUDES, root / "include", root / "include/torch/csrc/api/include"]
+    flags = [*_compile_flags(), *(f"-I{folder}" for folder in includes)]
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        objects = [Path(folder) / f"{source.stem}.o" for source in sources]
+        commands = [[cxx, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]
+        try:
+            _run_all(commands)
+            # No -fopenmp here: its runtime must be the one torch has loaded, not a second one with threads of its own.
+            undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
+            library = Path(folder) / target.name
+            link = [cxx, "-shared", *map(str, objects), "-o", str(library), *undefined]
+            _run_all([[*link, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]])
+        except BuildError:
+            sys.stderr.write("failed\n")
+            raise
+        library.replace(target)
+    sys.stderr.write(f"done in {time.monotonic() - start:.0f} s\n")
+
+
+def _run_all(commands: list[list[str]]) -> None:
+    """Runs the commands side by side, as many as there are cores."""
+    waiting, running = list(commands), list[tuple[subprocess.Popen[str], list[str]]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                command = waiting.pop(0)
+                pipe = subprocess.PIPE
+                running.append((subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True), command))
+            process, command = running.pop(0)
+            output, _ = process.communicate()
+            if process.returncode:
+                errors = [line for line in output.splitlines() if "error" in line] or output.splitlines()[-1:]
+                detail = errors[0].strip() if errors else f"exit code {process.returncode}"
+                raise BuildError(f"the C++ compiler {command[0]} failed: {detail}")
+    finally:
+        for process, _ in running:
+            process.kill()
+            process.wait()

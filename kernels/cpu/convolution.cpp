@@ -1,0 +1,185 @@
+// Convolutions: torch's own kernels do the sums; the gain goes to whichever is smallest of the weight, the output and,
+// where the norm runs along the input channels, the input.
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/threshold_backward.h>
+
+#include <vector>
+
+#include "kernels.h"
+#include "row.h"
+#include "weight_norm.h"
+
+namespace wnfused {
+namespace {
+
+enum class Side { kWeight, kOutput, kInput };
+
+bool on_output(const Geometry& geometry, Dim dim) {
+  return !dim || (geometry.transposed ? *dim == 1 && geometry.groups == 1 : *dim == 0);
+}
+
+bool on_input(const Geometry& geometry, Dim dim) {
+  return !dim || (geometry.transposed ? *dim == 0 : *dim == 1 && geometry.groups == 1);
+}
+
+// 16-bit results would be rounded once more if they were scaled after the sum, and so always take the scaled weight.
+Side choose(const Tensor& v, int64_t input, int64_t output, const Tensor& norms, const Geometry& geometry, Dim dim,
+            bool same_dtype) {
+  const bool wide = v.scalar_type() == at::kFloat || v.scalar_type() == at::kDouble;
+  if (!wide || !same_dtype || !all_moderate(norms)) return Side::kWeight;
+  if (on_output(geometry, dim) && output < v.numel()) return Side::kOutput;
+  if (on_input(geometry, dim) && input < v.numel()) return Side::kInput;
+  return Side::kWeight;
+}
+
+// Elements of the output, from shapes alone: the choice is made before the convolution runs.
+int64_t output_numel(const Tensor& x, const Tensor& v, const Geometry& g) {
+  int64_t numel = x.size(0) * (g.transposed ? v.size(1) * g.groups : v.size(0));
+  for (int64_t d = 2; d < x.dim(); ++d) {
+    const int64_t i = d - 2, reach = g.dilation[i] * (v.size(d) - 1);
+    numel *= g.transposed ? (x.size(d) - 1) * g.stride[i] - 2 * g.padding[i] + reach + g.output_padding[i] + 1
+                          : (x.size(d) + 2 * g.padding[i] - reach - 1) / g.stride[i] + 1;
+  }
+  return numel;
+}
+
+template <typename T>
+std::vector<T> channel_scales(const Tensor& g, const Tensor& norms, int64_t channels) {
+  const Tensor gc = g.contiguous();
+  const T *gp = gc.const_data_ptr<T>(), *np = norms.const_data_ptr<T>();
+  std::vector<T> s(channels);
+  const int64_t step = norms.numel() == 1 ? 0 : 1;  // one norm for everything serves every channel
+  for (int64_t c = 0; c < channels; ++c) s[c] = gp[c * step] * inverse(np[c * step]);
+  return s;
+}
+
+template <typename T>
+inline void affine_row(T* to, const T* from, int64_t n, T scale, T shift, bool relu) {
+  const Lane<T> s(scale), b(shift), zero(0);
+  for_lanes<T>(n, [&](int64_t i, auto count) {
+    const Lane<T> z = at::vec::fmadd(load_lane(from + i, count), s, b);
+    store_lane(to + i, relu ? at::vec::maximum(z, zero) : z, count);
+  });
+}
+
+template <typename T>
+inline void affine_channels(T* to, const T* from, int64_t channels, const T* s, const T* shift, bool relu) {
+  const Lane<T> zero(0);
+  for_lanes<T>(channels, [&](int64_t c, auto count) {
+    Lane<T> z = load_lane(from + c, count) * load_lane(s + c, count);
+    if (shift) z = z + load_lane(shift + c, count);
+    store_lane(to + c, relu ? at::vec::maximum(z, zero) : z, count);
+  });
+}
+
+// to = from * s[channel] (+ bias[channel], ReLU), in from's own memory order: contiguous or channels-last.
+void scale_channels(Tensor& to, const Tensor& from, const Tensor& g, const Tensor& norms, const Tensor& bias, bool relu) {
+  const int64_t channels = from.size(1), pixels = from.numel() / std::max<int64_t>(1, from.size(0) * channels);
+  AT_DISPATCH_FLOATING_TYPES(from.scalar_type(), "wn_convolution", [&] {
+    const auto s = channel_scales<scalar_t>(g, norms, channels);
+    const scalar_t* shift = bias.defined() ? bias.const_data_ptr<scalar_t>() : nullptr;
+    const scalar_t* in = from.const_data_ptr<scalar_t>();
+    scalar_t* out = to.mutable_data_ptr<scalar_t>();
+    if (from.is_contiguous()) {
+      const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(1, pixels));
+      at::parallel_for(0, from.size(0) * channels, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          const int64_t c = i % channels;
+          affine_row(out + i * pixels, in + i * pixels, pixels, s[c], shift ? shift[c] : scalar_t(0), relu);
+        }
+      });
+    } else {
+      const int64_t grain = std::max<int64_t>(1, 16384 / channels);
+      at::parallel_for(0, from.size(0) * pixels, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          affine_channels(out + i * channels, in + i * channels, channels, s.data(), shift, relu);
+      });
+    }
+  });
+}
+
+// t itself if its channels are all outermost or all innermost in memory, else a contiguous copy.
+Tensor in_order(const Tensor& t) {
+  const auto format = t.suggest_memory_format();
+  return t.is_contiguous(format) ? t : t.contiguous(format);
+}
+
+Tensor scaled(const Tensor& t_any, const Tensor& g, const Tensor& norms) {
+  const Tensor t = in_order(t_any);
+  Tensor out = at::empty_like(t);
+  scale_channels(out, t, g, norms, Tensor(), false);
+  return out;
+}
+
+Tensor convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const Geometry& g) {
+  const MaybeTensor b = bias.defined() ? MaybeTensor(bias) : std::nullopt;
+  return at::convolution(x, w, b, g.stride, g.padding, g.dilation, g.transposed, g.output_padding, g.groups);
+}
+
+std::tuple<Tensor, Tensor, Tensor> convolve_backward(const Tensor& dy, const Tensor& x, const Tensor& w, const Geometry& g,
+                                                     std::array<bool, 3> mask) {
+  const std::array<int64_t, 1> channels{dy.size(1)};
+  return at::convolution_backward(dy, x, w, at::IntArrayRef(channels), g.stride, g.padding, g.dilation, g.transposed,
+                                  g.output_padding, g.groups, mask);
+}
+
+Tensor bias_gradient(const Tensor& dy) {
+  std::vector<int64_t> dims{0};
+  for (int64_t d = 2; d < dy.dim(); ++d) dims.push_back(d);
+  return dy.sum(dims, false, at::toOpMathType(dy.scalar_type()));
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias_any,
+                                       const Geometry& geometry, Dim dim, double eps, bool relu) {
+  const Tensor norms = row_norms(v, g, dim, eps);
+  const bool same_dtype = x.scalar_type() == v.scalar_type() && g.scalar_type() == v.scalar_type();
+  Tensor bias = bias_any.has_value() && bias_any->defined() ? *bias_any : Tensor();
+  const Side side = choose(v, x.numel(), output_numel(x, v, geometry), norms, geometry, dim, same_dtype);
+  if (side == Side::kOutput) {
+    Tensor y = in_order(convolve(x, v, Tensor(), geometry));
+    scale_channels(y, y, g, norms, bias.defined() ? bias.contiguous() : bias, relu);
+    return {y, norms};
+  }
+  if (bias.defined()) bias = bias.to(x.scalar_type());
+  Tensor y = side == Side::kInput
+                 ? convolve(scaled(x, g, norms), v, bias, geometry)
+                 : convolve(x, normalized(v, g, norms, dim, x.scalar_type()), bias, geometry);
+  return {relu ? y.relu_() : y, norms};
+}
+
+Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tensor& v, const Tensor& g,
+                               const Tensor& norms, const MaybeTensor& y, const Geometry& geometry, Dim dim,
+                               std::array<bool, 4> mask) {
+  Tensor dy = dy_any;
+  if (y.has_value() && y->defined()) dy = at::threshold_backward(dy, *y, 0);
+  const bool want_dw = mask[1] || mask[2], want_db = mask[3];
+  const bool same_dtype = x.scalar_type() == v.scalar_type() && g.scalar_type() == v.scalar_type();
+  const Side side = choose(v, x.numel(), dy.numel(), norms, geometry, dim, same_dtype);
+  // Torch sums the bias gradient beside dw for free, but in dy's own type.
+  const bool db_beside_dw = want_db && want_dw && dy.scalar_type() == at::toOpMathType(dy.scalar_type());
+  Tensor dx, dw, dv, dg, db;
+  if (side == Side::kWeight) {
+    if (mask[0] || want_dw) {
+      const Tensor w = normalized(v, g, norms, dim, x.scalar_type());
+      std::tie(dx, dw, db) = convolve_backward(dy, x, w, geometry, {mask[0], want_dw, db_beside_dw});
+    }
+  } else {
+    if (mask[0]) {
+      dx = std::get<0>(convolve_backward(side == Side::kOutput ? scaled(dy, g, norms) : dy, x, v, geometry, {true, false, false}));
+      if (side == Side::kInput) dx = scaled(dx, g, norms);
+    }
+    if (want_dw) std::tie(std::ignore, dw, db) = convolve_backward(dy, x, v, geometry, {false, true, db_beside_dw});
+  }
+  if (want_dw) std::tie(dv, dg) = consume_dw(dw, v, g, norms, dim, mask[1], mask[2]);
+  if (want_db && !db_beside_dw) db = bias_gradient(dy);
+  return {dx, dv, dg, db};
+}
+
+}  // namespace wnfused

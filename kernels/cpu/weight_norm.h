@@ -1,0 +1,42 @@
+// Row norms, the normalized weight and its backward, for a norm along any dimension.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+
+namespace wnfused {
+
+using at::Tensor;
+using Dim = std::optional<int64_t>;
+
+// v seen as [outer, rows, inner]: one norm per row, over outer and inner. With one norm for everything, rows is 1 and
+// the elements are cut into segments so that threads can share them.
+struct Layout {
+  int64_t outer, rows, inner, numel;
+  // Rows are columns of a matrix in memory: loops run across them, not along them.
+  bool by_columns() const { return inner == 1 && rows > 1; }
+  // Elements of one (outer, row) segment; only the last segment of a single norm can be shorter.
+  int64_t segment(int64_t o) const { return std::min(inner, numel - o * rows * inner); }
+};
+
+Layout layout_of(const Tensor& v, Dim dim);
+
+// v itself where its rows can be walked in memory order (contiguous, or dense rows along dim 0), else a contiguous copy.
+Tensor walkable(const Tensor& v, Dim dim);
+
+// True if every norm allows x * v and dy * v to be summed before they are scaled.
+bool all_moderate(const Tensor& norms);
+
+Tensor row_norms(const Tensor& v, const Tensor& g, Dim dim, double eps);
+
+// w = g v / n in the given dtype.
+Tensor normalized(const Tensor& v, const Tensor& g, const Tensor& norms, Dim dim, at::ScalarType dtype);
+
+// dw is given up: where its dtype and strides allow, it becomes dv. Undefined results were not asked for.
+std::tuple<Tensor, Tensor> consume_dw(
+    Tensor dw, const Tensor& v, const Tensor& g, const Tensor& norms, Dim dim, bool want_dv, bool want_dg);
+
+}  // namespace wnfused

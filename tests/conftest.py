@@ -1,0 +1,39 @@
+"""Shared by all tests: seeds, NaN in fresh memory, and the two ways the operators can be reached."""
+
+import os
+
+# Some virtual machines advertise AMX without having it, and oneDNN's bf16 matmul dies there; read before torch starts.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+import wnfused
+
+hypothesis.settings.register_profile("wnfused", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.load_profile("wnfused")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned() -> Iterator[None]:
+    """``torch.empty`` is filled with NaN, so a result that depends on memory nobody wrote shows itself."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(params=["native", "torch"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    with wnfused.backend(request.param):
+        yield request.param

@@ -1,0 +1,295 @@
+// The operators' CPU and AutogradCPU kernels, registered from C++ so that a call costs what a call of torch's own does.
+// schema.py defines the operators; autograd.py is the same in Python, for everything that is not a CPU tensor with the
+// native library loaded. The nodes are written as torch's generated ones are, so hooks on saved tensors, checkpointing,
+// torch.compile and torch.func see nothing unusual.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+#include "kernels.h"
+
+namespace wnfused {
+namespace {
+
+using torch::autograd::edge_list;
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using Forward = std::tuple<Tensor, Tensor>;
+
+std::atomic<bool> native_chosen{true};
+
+template <typename Signature>
+auto find(const char* name, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+}
+
+using WeightNorm = Forward(const Tensor&, const Tensor&, Dim, double);
+using WeightNormBackward =
+    std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Dim, double, std::array<bool, 2>);
+using Linear = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Dim, double, bool);
+using LinearBackward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                 const MaybeTensor&, Dim, double, std::array<bool, 4>);
+using Ints = at::IntArrayRef;
+using Convolution = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Ints, Ints, Ints, bool, Ints,
+                            int64_t, Dim, double, bool);
+using ConvolutionBackward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                      const MaybeTensor&, Ints, Ints, Ints, bool, Ints, int64_t, Dim, double,
+                                      std::array<bool, 4>);
+
+// Each operator's two overloads, looked up once: op() is the default one, python() the one that Python always serves.
+#define WNFUSED_OPERATOR(Name, name)                                       \
+  struct Name##Op {                                                        \
+    static const auto& op() {                                              \
+      static const auto handle = find<Name>("wnfused::" name, "");         \
+      return handle;                                                       \
+    }                                                                      \
+    static const auto& python() {                                          \
+      static const auto handle = find<Name>("wnfused::" name, "python");   \
+      return handle;                                                       \
+    }                                                                      \
+  };
+WNFUSED_OPERATOR(WeightNorm, "weight_norm")
+WNFUSED_OPERATOR(WeightNormBackward, "weight_norm_backward")
+WNFUSED_OPERATOR(Linear, "linear")
+WNFUSED_OPERATOR(LinearBackward, "linear_backward")
+WNFUSED_OPERATOR(Convolution, "convolution")
+WNFUSED_OPERATOR(ConvolutionBackward, "convolution_backward")
+#undef WNFUSED_OPERATOR
+
+// --- CPU kernels: the native ones, or Python's choice while another backend is chosen -------------------------------
+
+Forward cpu_weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
+  if (!native_chosen) return WeightNormOp::python().call(v, g, dim, eps);
+  return weight_norm(v, g, dim, eps);
+}
+
+std::tuple<Tensor, Tensor> cpu_weight_norm_backward(const Tensor& dw, const Tensor& v, const Tensor& g,
+                                                    const Tensor& norms, Dim dim, double eps, std::array<bool, 2> mask) {
+  if (!native_chosen) return WeightNormBackwardOp::python().call(dw, v, g, norms, dim, eps, mask);
+  return weight_norm_backward(dw, v, g, norms, dim, mask);
+}
+
+Forward cpu_linear(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Dim dim, double eps,
+                   bool relu) {
+  if (!native_chosen) return LinearOp::python().call(x, v, g, bias, dim, eps, relu);
+  return linear(x, v, g, bias, dim, eps, relu);
+}
+
+Gradients cpu_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms,
+                              const MaybeTensor& y, Dim dim, double eps, std::array<bool, 4> mask) {
+  if (!native_chosen) return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, mask);
+  return linear_backward(dy, x, v, g, norms, y, dim, mask);
+}
+
+Forward cpu_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Ints stride,
+                        Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups, Dim dim,
+                        double eps, bool relu) {
+  if (!native_chosen) {
+    return ConvolutionOp::python().call(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim,
+                                        eps, relu);
+  }
+  return convolution(x, v, g, bias, {stride, padding, dilation, transposed, output_padding, groups}, dim, eps, relu);
+}
+
+Gradients cpu_convolution_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g,
+                                   const Tensor& norms, const MaybeTensor& y, Ints stride, Ints padding, Ints dilation,
+                                   bool transposed, Ints output_padding, int64_t groups, Dim dim, double eps,
+                                   std::array<bool, 4> mask) {
+  if (!native_chosen) {
+    return ConvolutionBackwardOp::python().call(dy, x, v, g, norms, y, stride, padding, dilation, transposed,
+                                                output_padding, groups, dim, eps, mask);
+  }
+  return convolution_backward(dy, x, v, g, norms, y, {stride, padding, dilation, transposed, output_padding, groups}, dim,
+                              mask);
+}
+
+// --- Autograd ------------------------------------------------------------------------------------------------------
+
+bool has_tangent(std::initializer_list<const Tensor*> tensors) {
+  for (const Tensor* t : tensors)
+    if (t->defined() && t->_fw_grad(0).defined()) return true;
+  return false;
+}
+
+const Tensor& tensor_or_undefined(const MaybeTensor& t) {
+  static const Tensor undefined;
+  return t.has_value() ? *t : undefined;
+}
+
+// What every node shares: the saved tensors, in the order x, v, g, norms, y with those it does not have left empty.
+struct SavedNode : Node {
+  SavedVariable x_, v_, g_, norms_, y_;
+  bool has_x_ = false, has_y_ = false;
+  Dim dim_;
+  double eps_ = 0;
+
+  void release_variables() override {
+    for (SavedVariable* saved : {&x_, &v_, &g_, &norms_, &y_}) saved->reset_data();
+  }
+
+  void save(const Tensor& v, const Tensor& g, Dim dim, double eps) {
+    v_ = SavedVariable(v, false), g_ = SavedVariable(g, false), dim_ = dim, eps_ = eps;
+  }
+
+  void save_input(const Tensor& x) { x_ = SavedVariable(x, false), has_x_ = true; }
+
+  // After the forward ran: the norms, the history of the output, and the output itself where a ReLU needs it.
+  void finish(Forward& out, bool relu) {
+    auto& [y, norms] = out;
+    norms_ = SavedVariable(norms, false);
+    torch::autograd::set_history(y, pointer());
+    if (relu) y_ = SavedVariable(y, true), has_y_ = true;
+  }
+
+  c10::intrusive_ptr<Node> pointer() { return c10::intrusive_ptr<Node>::reclaim_copy(this); }
+
+  MaybeTensor saved_y() { return has_y_ ? MaybeTensor(y_.unpack(pointer())) : std::nullopt; }
+
+  template <size_t N>
+  std::array<bool, N> mask() const {
+    std::array<bool, N> m;
+    for (size_t i = 0; i < N; ++i) m[i] = task_should_compute_output(i);
+    return m;
+  }
+};
+
+// The backward operator: below autograd for an ordinary backward, through it under create_graph (double backward).
+template <typename Op, typename... Args>
+auto call_backward(const Args&... args) {
+  if (at::GradMode::is_enabled()) return Op::op().call(args...);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return Op::op().call(args...);
+}
+
+variable_list as_list(Gradients gradients) {
+  auto& [dx, dv, dg, db] = gradients;
+  return {std::move(dx), std::move(dv), std::move(dg), std::move(db)};
+}
+
+struct WeightNormNode : SavedNode {
+  std::string name() const override { return "WeightNormBackward"; }
+  variable_list apply(variable_list&& grads) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!grads[0].defined()) return variable_list(2);
+    auto [dv, dg] = call_backward<WeightNormBackwardOp>(grads[0], v_.unpack(), g_.unpack(), norms_.unpack(), dim_, eps_,
+                                                        mask<2>());
+    return {std::move(dv), std::move(dg)};
+  }
+};
+
+struct LinearNode : SavedNode {
+  std::string name() const override { return "WNLinearBackward"; }
+  variable_list apply(variable_list&& grads) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!grads[0].defined()) return variable_list(4);
+    return as_list(call_backward<LinearBackwardOp>(grads[0], x_.unpack(), v_.unpack(), g_.unpack(), norms_.unpack(),
+                                                   saved_y(), dim_, eps_, mask<4>()));
+  }
+};
+
+struct ConvolutionNode : SavedNode {
+  std::vector<int64_t> stride_, padding_, dilation_, output_padding_;
+  bool transposed_ = false;
+  int64_t groups_ = 1;
+
+  std::string name() const override { return "WNConvolutionBackward"; }
+  variable_list apply(variable_list&& grads) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!grads[0].defined()) return variable_list(4);
+    return as_list(call_backward<ConvolutionBackwardOp>(
+        grads[0], x_.unpack(), v_.unpack(), g_.unpack(), norms_.unpack(), saved_y(), Ints(stride_), Ints(padding_),
+        Ints(dilation_), transposed_, Ints(output_padding_), groups_, dim_, eps_, mask<4>()));
+  }
+};
+
+template <typename N>
+c10::intrusive_ptr<N> make_node(edge_list&& edges) {
+  auto node = c10::make_intrusive<N>();
+  node->set_next_edges(std::move(edges));
+  return node;
+}
+
+Forward autograd_weight_norm(c10::DispatchKeySet keys, const Tensor& v, const Tensor& g, Dim dim, double eps) {
+  if (has_tangent({&v, &g})) return WeightNormOp::python().call(v, g, dim, eps);
+  c10::intrusive_ptr<WeightNormNode> node;
+  if (torch::autograd::compute_requires_grad(v, g)) {
+    node = make_node<WeightNormNode>(torch::autograd::collect_next_edges(v, g));
+    node->save(v, g, dim, eps);
+  }
+  Forward out = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return WeightNormOp::op().redispatch(keys & c10::after_autograd_keyset, v, g, dim, eps);
+  }();
+  if (node) node->finish(out, false);
+  return out;
+}
+
+Forward autograd_linear(c10::DispatchKeySet keys, const Tensor& x, const Tensor& v, const Tensor& g,
+                        const MaybeTensor& bias, Dim dim, double eps, bool relu) {
+  const Tensor& b = tensor_or_undefined(bias);
+  if (has_tangent({&x, &v, &g, &b})) return LinearOp::python().call(x, v, g, bias, dim, eps, relu);
+  c10::intrusive_ptr<LinearNode> node;
+  if (torch::autograd::compute_requires_grad(x, v, g, b)) {
+    node = make_node<LinearNode>(torch::autograd::collect_next_edges(x, v, g, b));
+    node->save(v, g, dim, eps);
+    node->save_input(x);
+  }
+  Forward out = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return LinearOp::op().redispatch(keys & c10::after_autograd_keyset, x, v, g, bias, dim, eps, relu);
+  }();
+  if (node) node->finish(out, relu);
+  return out;
+}
+
+Forward autograd_convolution(c10::DispatchKeySet keys, const Tensor& x, const Tensor& v, const Tensor& g,
+                             const MaybeTensor& bias, Ints stride, Ints padding, Ints dilation, bool transposed,
+                             Ints output_padding, int64_t groups, Dim dim, double eps, bool relu) {
+  const Tensor& b = tensor_or_undefined(bias);
+  if (has_tangent({&x, &v, &g, &b})) {
+    return ConvolutionOp::python().call(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim,
+                                        eps, relu);
+  }
+  c10::intrusive_ptr<ConvolutionNode> node;
+  if (torch::autograd::compute_requires_grad(x, v, g, b)) {
+    node = make_node<ConvolutionNode>(torch::autograd::collect_next_edges(x, v, g, b));
+    node->save(v, g, dim, eps);
+    node->save_input(x);
+    node->stride_ = stride.vec(), node->padding_ = padding.vec(), node->dilation_ = dilation.vec();
+    node->output_padding_ = output_padding.vec(), node->transposed_ = transposed, node->groups_ = groups;
+  }
+  Forward out = [&] {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return ConvolutionOp::op().redispatch(keys & c10::after_autograd_keyset, x, v, g, bias, stride, padding, dilation,
+                                          transposed, output_padding, groups, dim, eps, relu);
+  }();
+  if (node) node->finish(out, relu);
+  return out;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(wnfused, CPU, m) {
+  m.impl("weight_norm", cpu_weight_norm);
+  m.impl("weight_norm_backward", cpu_weight_norm_backward);
+  m.impl("linear", cpu_linear);
+  m.impl("linear_backward", cpu_linear_backward);
+  m.impl("convolution", cpu_convolution);
+  m.impl("convolution_backward", cpu_convolution_backward);
+}
+
+TORCH_LIBRARY_IMPL(wnfused, AutogradCPU, m) {
+  m.impl("weight_norm", autograd_weight_norm);
+  m.impl("linear", autograd_linear);
+  m.impl("convolution", autograd_convolution);
+}
+
+}  // namespace wnfused
+
+extern "C" void wnfused_choose_native(bool chosen) { wnfused::native_chosen = chosen; }

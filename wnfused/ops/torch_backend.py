@@ -1,0 +1,48 @@
+"""The ``torch`` backend: the reference formulas on real tensors, results laid out in memory as their parameters are.
+
+It runs wherever PyTorch does. The formulas themselves stay free of layout, because they are also differentiated,
+vmapped and traced.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wnfused.ops import reference
+from wnfused.ops.reference import Gradients, convolution, linear
+
+__all__ = [
+    "convolution",
+    "convolution_backward",
+    "linear",
+    "linear_backward",
+    "weight_norm",
+    "weight_norm_backward",
+]
+
+
+def _laid_out_like(t: Tensor | None, like: Tensor) -> Any:
+    if t is None or t.stride() == like.stride():
+        return t
+    return torch.empty_like(like, dtype=t.dtype).copy_(t)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int | None, eps: float) -> tuple[Tensor, Tensor]:
+    w, norms = reference.weight_norm(v, g, dim, eps)
+    return _laid_out_like(w, v), norms
+
+
+def weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, *rest: Any) -> Gradients:
+    dv, dg = reference.weight_norm_backward(dw, v, g, *rest)
+    return _laid_out_like(dv, v), dg
+
+
+def linear_backward(dy: Tensor, x: Tensor, v: Tensor, *rest: Any) -> Gradients:
+    dx, dv, dg, db = reference.linear_backward(dy, x, v, *rest)
+    return dx, _laid_out_like(dv, v), dg, db
+
+
+def convolution_backward(dy: Tensor, x: Tensor, v: Tensor, *rest: Any) -> Gradients:
+    dx, dv, dg, db = reference.convolution_backward(dy, x, v, *rest)
+    return _laid_out_like(dx, x), _laid_out_like(dv, v), dg, db

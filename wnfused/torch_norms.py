@@ -1,0 +1,104 @@
+"""How torch's own weight norms sit on a module: finding them, taking them off and putting them back.
+
+``torch.nn.utils.weight_norm`` ("hook") keeps ``weight_g`` and ``weight_v`` on the module and writes its ``weight`` in a
+forward pre-hook. ``torch.nn.utils.parametrizations.weight_norm`` ("parametrizations") keeps them as ``original0`` and
+``original1`` of ``module.parametrizations.weight`` and gives the module a class of its own with a ``weight`` property.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+
+@dataclass(frozen=True)
+class TorchNorm:
+    """One weight norm of torch's on a module: which API, which parameter, torch's ``dim`` (-1: over everything)."""
+
+    api: str
+    name: str
+    dim: int
+
+    def dim_for(self, ndim: int) -> int | None:
+        """``dim`` as our functions take it. torch reads -1 as None and counts other negative numbers from the end."""
+        if self.dim == -1:
+            return None
+        return self.dim + ndim if self.dim < 0 else self.dim
+
+
+def norms_on(module: nn.Module) -> list[TorchNorm]:
+    found = [
+        TorchNorm("hook", hook.name, hook.dim)
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, WeightNorm)
+    ]
+    for name, steps in _parametrizations(module).items():
+        found += [TorchNorm("parametrizations", name, step.dim) for step in steps if isinstance(step, _WeightNorm)]
+    return found
+
+
+def others_on(module: nn.Module) -> list[str]:
+    """Names of what else reparametrizes the module: spectral norm, pruning, parametrizations of any kind."""
+    hooks = [
+        type(hook).__name__
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, (SpectralNorm, prune.BasePruningMethod))
+    ]
+    steps = [step for list_ in _parametrizations(module).values() for step in list_]
+    return hooks + [type(step).__name__ for step in steps if not isinstance(step, _WeightNorm)]
+
+
+def gain_and_direction(module: nn.Module, norm: TorchNorm) -> tuple[nn.Parameter | None, nn.Parameter | None]:
+    """The norm's g and v; None where somebody put something else than a parameter in their place."""
+    if norm.api == "hook":
+        return module._parameters.get(f"{norm.name}_g"), module._parameters.get(f"{norm.name}_v")
+    originals = _parametrizations(module)[norm.name]._parameters
+    return originals.get("original0"), originals.get("original1")
+
+
+def _parametrizations(module: nn.Module) -> dict[str, Any]:
+    return dict(cast(nn.ModuleDict, module.parametrizations)) if parametrize.is_parametrized(module) else {}
+
+
+def take_off(module: nn.Module, norm: TorchNorm) -> None:
+    """Remove the norm from ``module`` and leave it without a ``weight``; g and v are the caller's to keep."""
+    if norm.api == "hook":
+        module.__dict__.pop("weight", None)
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, WeightNorm):
+                del module._forward_pre_hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+    else:
+        module.__class__ = parametrize.type_before_parametrizations(module)
+        del module._modules["parametrizations"]
+    drop_renaming_hooks(module)
+
+
+def drop_renaming_hooks(module: nn.Module) -> None:
+    """Remove the load hooks with which the new API reads the old one's keys.
+
+    torch leaves them behind when a parametrization is removed; on our layers they would rename the keys we load by.
+    """
+    for key, hook in list(module._load_state_dict_pre_hooks.items()):
+        function = getattr(hook, "hook", hook)
+        if getattr(function, "__name__", "") == "_weight_norm_compat_hook":
+            del module._load_state_dict_pre_hooks[key]
+
+
+def put_on(module: nn.Module, api: str, g: nn.Parameter, v: nn.Parameter, dim: int | None) -> None:
+    """Give the plain ``module``, which has no ``weight`` now, torch's weight norm with exactly these parameters."""
+    if api == "hook":
+        module.register_parameter("weight_g", g)
+        module.register_parameter("weight_v", v)
+        norm = WeightNorm("weight", -1 if dim is None else dim)
+        module.weight = norm.compute_weight(module)
+        module.register_forward_pre_hook(norm, prepend=True)
+    else:
+        module.register_parameter("weight", v)
+        parametrizations.weight_norm(module, "weight", dim)  # type: ignore[arg-type]
+        originals = module.parametrizations.weight._parameters  # type: ignore[union-attr]
+        originals["original0"], originals["original1"] = g, v

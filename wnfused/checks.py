@@ -105,32 +105,23 @@ def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int
     return values
 
 
-def convolution_input(where: str, x: Tensor, v: Tensor, n: int, groups: Any, transposed: bool) -> None:
-    """Ranks and channel counts of an n-dimensional convolution."""
-    if v.ndim != n + 2 or 0 in v.shape:
-        raise ValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {shape(v)}")
-    if x.ndim not in (n + 1, n + 2):
-        raise ValueError(f"{where}: x: expected {n + 1} or {n + 2} dimensions, got shape {shape(x)}")
-    if not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"{where}: groups: expected an int >= 1, got {groups!r}")
-    if v.shape[0] % groups:
-        raise ValueError(f"{where}: groups: expected a divisor of v.shape[0] = {v.shape[0]}, got {groups}")
-    channels = v.shape[0] if transposed else v.shape[1] * groups
-    if x.shape[-n - 1] != channels:
-        raise ValueError(
-            f"{where}: x: expected {channels} channels for v of shape {shape(v)} and groups={groups}, got shape {shape(x)}"
-        )
-    if 0 in x.shape[-n:]:
-        raise ValueError(f"{where}: x: expected non-empty spatial dimensions, got shape {shape(x)}")
-
-
-def convolution_output(
-    where: str, x: Tensor, v: Tensor, padding: list[int], dilation: list[int], spatial_from: int
+def convolution_shapes(
+    where: str, x: tuple[int, ...], v: tuple[int, ...], n: int, groups: Any, transposed: bool
 ) -> None:
-    """The kernel fits into the padded input."""
-    for d, (pad, dil) in enumerate(zip(padding, dilation, strict=True)):
-        size, reach = x.shape[spatial_from + d] + 2 * pad, dil * (v.shape[2 + d] - 1) + 1
-        if size < reach:
-            raise ValueError(
-                f"{where}: x: padded size {size} is smaller than the kernel's reach {reach} in spatial dimension {d}"
-            )
+    """Ranks and channel counts of an n-dimensional convolution of shape x with a weight of shape v."""
+    if len(v) != n + 2 or 0 in v:
+        raise ValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {tuple(v)}")
+    if len(x) not in (n + 1, n + 2):
+        raise ValueError(f"{where}: x: expected {n + 1} or {n + 2} dimensions, got shape {tuple(x)}")
+    if type(groups) is not int or groups < 1:
+        raise ValueError(f"{where}: groups: expected an int >= 1, got {groups!r}")
+    if v[0] % groups:
+        raise ValueError(f"{where}: groups: expected a divisor of v.shape[0] = {v[0]}, got {groups}")
+    channels = v[0] if transposed else v[1] * groups
+    if x[-n - 1] != channels:
+        raise ValueError(
+            f"{where}: x: expected {channels} channels for v of shape {tuple(v)} and groups={groups}, "
+            f"got shape {tuple(x)}"
+        )
+    if 0 in x[-n:]:
+        raise ValueError(f"{where}: x: expected non-empty spatial dimensions, got shape {tuple(x)}")

@@ -6,7 +6,8 @@ convention), ``eps`` (the norm is ``sqrt(sum(v**2) + eps)``) and ``activation`` 
 A row of zeros (with ``eps=0``) gives a zero weight and zero gradients, never NaN.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,15 +75,108 @@ def wn_linear(
     return ops.linear(_under_autocast(x), v, g, bias, dim, eps, activation == "relu")[0]
 
 
-def _same_padding(v: Tensor, dilation: list[int]) -> tuple[list[int], list[int]]:
-    """Padding that keeps the size at stride 1: per dimension the symmetric part, and the one element more on the right."""
-    total = [d * (k - 1) for d, k in zip(dilation, v.shape[2:], strict=True)]
-    return [t // 2 for t in total], [t % 2 for t in total]
+class _Geometry(NamedTuple):
+    """A convolution's checked arguments, as the operator takes them."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    output_padding: list[int]
+    pad_first: list[int] | None  # for F.pad: what the operator's symmetric zero padding cannot express
 
 
-def _pad(x: Tensor, left: list[int], right: list[int], mode: str) -> Tensor:
-    amounts = [a for pair in zip(reversed(left), reversed(right), strict=True) for a in pair]  # last dimension first
-    return F.pad(x, amounts, mode="constant" if mode == "zeros" else mode)
+def _remembered(check: Callable[..., _Geometry]) -> Callable[..., _Geometry]:
+    """Checks of shapes and numbers take longer than a small convolution's launch, and repeat in every step."""
+    known: dict[tuple[Any, ...], _Geometry] = {}
+
+    def checked(*arguments: Any) -> _Geometry:
+        if torch.compiler.is_compiling():
+            return check(*arguments)
+        try:
+            geometry = known.get(arguments)
+        except TypeError:  # a list, or a symbolic size
+            return check(*arguments)
+        if geometry is None:
+            if len(known) >= 4096:  # inputs of ever new lengths
+                known.clear()
+            geometry = known[arguments] = check(*arguments)
+        return geometry
+
+    return checked
+
+
+@_remembered
+def _conv_geometry(
+    n: int,
+    x: tuple[int, ...],
+    v: tuple[int, ...],
+    stride: Size,
+    padding: Size | str,
+    dilation: Size,
+    groups: int,
+    padding_mode: str,
+) -> _Geometry:
+    where = f"wn_conv{n}d"
+    checks.convolution_shapes(where, x, v, n, groups, transposed=False)
+    strides = checks.sizes(where, "stride", stride, n, least=1)
+    dilations = checks.sizes(where, "dilation", dilation, n, least=1)
+    if padding_mode not in checks.PADDING_MODES:
+        raise ValueError(f"{where}: padding_mode: expected one of {checks.PADDING_MODES}, got {padding_mode!r}")
+    reach = [d * (k - 1) for d, k in zip(dilations, v[2:], strict=True)]
+    if padding == "same":
+        if any(s != 1 for s in strides):
+            raise ValueError(f"{where}: padding: 'same' needs stride 1, got stride={stride}")
+        left, right = [r // 2 for r in reach], [r - r // 2 for r in reach]
+    else:
+        left = [0] * n if padding == "valid" else checks.sizes(where, "padding", padding, n, least=0)
+        right = left
+    for d in range(n):
+        size = x[len(x) - n + d] + left[d] + right[d]
+        if size <= reach[d]:
+            raise ValueError(
+                f"{where}: x: padded size {size} is smaller than the kernel's reach {reach[d] + 1} "
+                f"in spatial dimension {d}"
+            )
+    pad_first = None
+    if padding_mode != "zeros" and any(right):
+        pad_first, left = _pad_amounts(left, right), [0] * n
+    elif left != right:  # an even kernel with "same": one more on the right, as torch does it
+        pad_first = _pad_amounts([0] * n, [b - a for a, b in zip(left, right, strict=True)])
+    return _Geometry(strides, left, dilations, [0] * n, pad_first)
+
+
+def _pad_amounts(left: list[int], right: list[int]) -> list[int]:
+    return [a for pair in zip(reversed(left), reversed(right), strict=True) for a in pair]  # last dimension first
+
+
+@_remembered
+def _conv_transpose_geometry(
+    n: int,
+    x: tuple[int, ...],
+    v: tuple[int, ...],
+    stride: Size,
+    padding: Size,
+    output_padding: Size,
+    groups: int,
+    dilation: Size,
+) -> _Geometry:
+    where = f"wn_conv_transpose{n}d"
+    checks.convolution_shapes(where, x, v, n, groups, transposed=True)
+    strides = checks.sizes(where, "stride", stride, n, least=1)
+    dilations = checks.sizes(where, "dilation", dilation, n, least=1)
+    pads = checks.sizes(where, "padding", padding, n, least=0)
+    extra = checks.sizes(where, "output_padding", output_padding, n, least=0)
+    for d in range(n):
+        if extra[d] >= max(strides[d], dilations[d]):
+            raise ValueError(
+                f"{where}: output_padding: expected less than stride or dilation "
+                f"({strides[d]}, {dilations[d]}), got {output_padding}"
+            )
+        reach = dilations[d] * (v[2 + d] - 1) + 1
+        size = (x[len(x) - n + d] - 1) * strides[d] - 2 * pads[d] + reach + extra[d]
+        if size < 1:
+            raise ValueError(f"{where}: padding: {padding} leaves output size {size} in spatial dimension {d}")
+    return _Geometry(strides, pads, dilations, extra, None)
 
 
 def _conv(
@@ -100,29 +194,15 @@ def _conv(
     eps: float,
     activation: str | None,
 ) -> Tensor:
-    where = f"wn_conv{n}d"
+    where = _CONV[n]
     checks.tensors(where, x, v, g, bias)
-    checks.convolution_input(where, x, v, n, groups, transposed=False)
+    geometry = _conv_geometry(n, x.shape, v.shape, stride, padding, dilation, groups, padding_mode)
     checks.gain_and_bias(where, v, g, bias, v.shape[0], dim, eps)
     checks.activation(where, activation)
-    strides = checks.sizes(where, "stride", stride, n, least=1)
-    dilations = checks.sizes(where, "dilation", dilation, n, least=1)
-    if padding_mode not in checks.PADDING_MODES:
-        raise ValueError(f"{where}: padding_mode: expected one of {checks.PADDING_MODES}, got {padding_mode!r}")
-    extra = [0] * n
-    if padding == "same":
-        if any(s != 1 for s in strides):
-            raise ValueError(f"{where}: padding: 'same' needs stride 1, got stride={stride}")
-        pads, extra = _same_padding(v, dilations)
-    else:
-        pads = [0] * n if padding == "valid" else checks.sizes(where, "padding", padding, n, least=0)
     x = _under_autocast(x)
-    if padding_mode != "zeros" and any((*pads, *extra)):
-        x, pads = _pad(x, pads, [p + e for p, e in zip(pads, extra, strict=True)], padding_mode), [0] * n
-    elif any(extra):
-        x = _pad(x, [0] * n, extra, "zeros")
-    checks.convolution_output(where, x, v, pads, dilations, x.ndim - n)
-    return _convolution(n, x, v, g, bias, strides, pads, dilations, False, [0] * n, groups, dim, eps, activation)
+    if geometry.pad_first is not None:
+        x = F.pad(x, geometry.pad_first, mode="constant" if padding_mode == "zeros" else padding_mode)
+    return _convolution(n, x, v, g, bias, geometry, False, groups, dim, eps, activation)
 
 
 def _conv_transpose(
@@ -140,27 +220,16 @@ def _conv_transpose(
     eps: float,
     activation: str | None,
 ) -> Tensor:
-    where = f"wn_conv_transpose{n}d"
+    where = _CONV_TRANSPOSE[n]
     checks.tensors(where, x, v, g, bias)
-    checks.convolution_input(where, x, v, n, groups, transposed=True)
+    geometry = _conv_transpose_geometry(n, x.shape, v.shape, stride, padding, output_padding, groups, dilation)
     checks.gain_and_bias(where, v, g, bias, v.shape[1] * groups, dim, eps)
     checks.activation(where, activation)
-    strides = checks.sizes(where, "stride", stride, n, least=1)
-    dilations = checks.sizes(where, "dilation", dilation, n, least=1)
-    pads = checks.sizes(where, "padding", padding, n, least=0)
-    extra = checks.sizes(where, "output_padding", output_padding, n, least=0)
-    for d in range(n):
-        if extra[d] >= max(strides[d], dilations[d]):
-            raise ValueError(
-                f"{where}: output_padding: expected less than stride or dilation "
-                f"({strides[d]}, {dilations[d]}), got {output_padding}"
-            )
-        reach = dilations[d] * (v.shape[2 + d] - 1) + 1
-        size = (x.shape[x.ndim - n + d] - 1) * strides[d] - 2 * pads[d] + reach + extra[d]
-        if size < 1:
-            raise ValueError(f"{where}: padding: {padding} leaves output size {size} in spatial dimension {d}")
-    x = _under_autocast(x)
-    return _convolution(n, x, v, g, bias, strides, pads, dilations, True, extra, groups, dim, eps, activation)
+    return _convolution(n, _under_autocast(x), v, g, bias, geometry, True, groups, dim, eps, activation)
+
+
+_CONV = ("", "wn_conv1d", "wn_conv2d", "wn_conv3d")
+_CONV_TRANSPOSE = ("", "wn_conv_transpose1d", "wn_conv_transpose2d", "wn_conv_transpose3d")
 
 
 def _convolution(
@@ -169,16 +238,14 @@ def _convolution(
     v: Tensor,
     g: Tensor,
     bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
+    geometry: _Geometry,
     transposed: bool,
-    output_padding: list[int],
     groups: int,
     dim: int | None,
     eps: float,
     activation: str | None,
 ) -> Tensor:
+    stride, padding, dilation, output_padding, _ = geometry
     batched = x.ndim == n + 2
     y, _ = ops.convolution(
         x if batched else x[None], v, g, bias, stride, padding, dilation, transposed, output_padding, groups,

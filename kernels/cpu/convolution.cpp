@@ -19,6 +19,9 @@ namespace {
 
 enum class Side { kWeight, kOutput, kInput };
 
+// Scaling an activation takes more passes, forward and backward, than writing the scaled weight does.
+constexpr int64_t kPasses = 4;
+
 bool on_output(const Geometry& geometry, Dim dim) {
   return !dim || (geometry.transposed ? *dim == 1 && geometry.groups == 1 : *dim == 0);
 }
@@ -27,13 +30,13 @@ bool on_input(const Geometry& geometry, Dim dim) {
   return !dim || (geometry.transposed ? *dim == 0 : *dim == 1 && geometry.groups == 1);
 }
 
-// 16-bit results would be rounded once more if they were scaled after the sum, and so always take the scaled weight.
-Side choose(const Tensor& v, int64_t input, int64_t output, const Tensor& norms, const Geometry& geometry, Dim dim,
-            bool same_dtype) {
+// The side that takes the gain, from sizes alone. 16-bit results would be rounded once more if they were scaled after the
+// sum, and so always take the scaled weight.
+Side choose(const Tensor& x, const Tensor& v, const Tensor& g, int64_t output, const Geometry& geometry, Dim dim) {
   const bool wide = v.scalar_type() == at::kFloat || v.scalar_type() == at::kDouble;
-  if (!wide || !same_dtype || !all_moderate(norms)) return Side::kWeight;
-  if (on_output(geometry, dim) && output < v.numel()) return Side::kOutput;
-  if (on_input(geometry, dim) && input < v.numel()) return Side::kInput;
+  if (!wide || x.scalar_type() != v.scalar_type() || g.scalar_type() != v.scalar_type()) return Side::kWeight;
+  if (on_output(geometry, dim) && kPasses * output < v.numel()) return Side::kOutput;
+  if (on_input(geometry, dim) && kPasses * x.numel() < v.numel()) return Side::kInput;
   return Side::kWeight;
 }
 
@@ -138,19 +141,23 @@ Tensor bias_gradient(const Tensor& dy) {
 
 std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias_any,
                                        const Geometry& geometry, Dim dim, double eps, bool relu) {
-  const Tensor norms = row_norms(v, g, dim, eps);
-  const bool same_dtype = x.scalar_type() == v.scalar_type() && g.scalar_type() == v.scalar_type();
   Tensor bias = bias_any.has_value() && bias_any->defined() ? *bias_any : Tensor();
-  const Side side = choose(v, x.numel(), output_numel(x, v, geometry), norms, geometry, dim, same_dtype);
-  if (side == Side::kOutput) {
-    Tensor y = in_order(convolve(x, v, Tensor(), geometry));
+  const Side side = choose(x, v, g, output_numel(x, v, geometry), geometry, dim);
+  Tensor y, norms;
+  if (side != Side::kWeight) norms = row_norms(v, g, dim, eps);
+  if (side == Side::kOutput && all_moderate(norms)) {
+    y = in_order(convolve(x, v, Tensor(), geometry));
     scale_channels(y, y, g, norms, bias.defined() ? bias.contiguous() : bias, relu);
     return {y, norms};
   }
   if (bias.defined()) bias = bias.to(x.scalar_type());
-  Tensor y = side == Side::kInput
-                 ? convolve(scaled(x, g, norms), v, bias, geometry)
-                 : convolve(x, normalized(v, g, norms, dim, x.scalar_type()), bias, geometry);
+  if (side == Side::kInput && all_moderate(norms)) {
+    y = convolve(scaled(x, g, norms), v, bias, geometry);
+  } else {
+    Tensor w;
+    std::tie(w, norms) = normalize(v, g, dim, eps, x.scalar_type());
+    y = convolve(x, w, bias, geometry);
+  }
   return {relu ? y.relu_() : y, norms};
 }
 
@@ -160,8 +167,8 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
   Tensor dy = dy_any;
   if (y.has_value() && y->defined()) dy = at::threshold_backward(dy, *y, 0);
   const bool want_dw = mask[1] || mask[2], want_db = mask[3];
-  const bool same_dtype = x.scalar_type() == v.scalar_type() && g.scalar_type() == v.scalar_type();
-  const Side side = choose(v, x.numel(), dy.numel(), norms, geometry, dim, same_dtype);
+  Side side = choose(x, v, g, dy.numel(), geometry, dim);
+  if (side != Side::kWeight && !all_moderate(norms)) side = Side::kWeight;
   // Torch sums the bias gradient beside dw for free, but in dy's own type.
   const bool db_beside_dw = want_db && want_dw && dy.scalar_type() == at::toOpMathType(dy.scalar_type());
   Tensor dx, dw, dv, dg, db;

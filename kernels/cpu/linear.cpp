@@ -7,6 +7,10 @@
 #include <ATen/ops/threshold_backward.h>
 #include <ATen/ops/zeros.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "few_rows.h"
 #include "gemm.h"
 #include "kernels.h"
@@ -16,10 +20,25 @@
 namespace wnfused {
 namespace {
 
-constexpr int64_t kFewRows = 8;                   // batches up to this size walk v once (few_rows.h)
-constexpr int64_t kBlockBytes = 4 * 1024 * 1024;  // a block of v that stays in the shared cache
+constexpr int64_t kFewRows = 8;    // batches up to this size walk v once (few_rows.h)
+constexpr int64_t kFlatRows = 48;  // below this the BLAS is up to three times faster with the output transposed
 
 int64_t grain(int64_t each) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, each)); }
+// Memory for dv. A large one is fresh from the system every time, and its page faults cost as much as the matmul that
+// fills it: huge pages, where the system gives them on request, take those away.
+Tensor empty_gradient(const Tensor& v) {
+  Tensor dv = at::empty_like(v);
+#ifdef __linux__
+  constexpr uintptr_t kHugePage = 2 << 20, kAlwaysMapped = 32 << 20;  // malloc maps blocks of this size one by one
+  const auto start = reinterpret_cast<uintptr_t>(dv.mutable_data_ptr());
+  if (dv.nbytes() >= kAlwaysMapped) {
+    const uintptr_t first = (start + kHugePage - 1) & ~(kHugePage - 1), last = (start + dv.nbytes()) & ~(kHugePage - 1);
+    madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
+  }
+#endif
+  return dv;
+}
+
 Tensor as_matrix(const Tensor& t, int64_t columns) {
   const int64_t rows = columns ? t.numel() / columns : 0;
   return t.reshape({rows, columns}).contiguous();
@@ -41,54 +60,57 @@ void epilogue(T* y, int64_t n, const T* s, const T* bias, bool relu) {
   });
 }
 
-// Rows of v that stay in the shared cache between a matmul and the pass before or after it.
-int64_t block_rows(int64_t n, int64_t k, int64_t element) {
-  const int64_t blocks = std::max<int64_t>(1, (n * k * element + kBlockBytes / 2) / kBlockBytes);
-  return (n + blocks - 1) / blocks;
+// The same from a transposed matmul: y[i] = z[:, i] * s + b.
+template <typename T>
+void transposing_epilogue(T* y, const T* z, int64_t m, int64_t i, int64_t n, const T* s, const T* bias, bool relu) {
+  for (int64_t j = 0; j < n; ++j) y[j] = z[j * m + i];
+  epilogue(y, n, s, bias, relu);
 }
 
 template <typename T>
-void forward_blocks(const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& bias, Tensor& y, Tensor& norms,
-                    double eps, bool relu) {
-  const int64_t m = x.size(0), n = v.size(0), k = v.size(1), rows = block_rows(n, k, sizeof(T));
+void many_rows_forward(const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& bias, Tensor& y, Tensor& norms,
+                       double eps, bool relu) {
+  const int64_t m = x.size(0), n = v.size(0), k = v.size(1);
   const T *xp = x.const_data_ptr<T>(), *vp = v.const_data_ptr<T>(), *gp = g.const_data_ptr<T>();
   const T* bp = bias.defined() ? bias.const_data_ptr<T>() : nullptr;
   T *yp = y.mutable_data_ptr<T>(), *np = norms.mutable_data_ptr<T>();
   std::vector<T> s(n);
-  for (int64_t first = 0; first < n; first += rows) {
-    const int64_t count = std::min(rows, n - first);
-    at::parallel_for(first, first + count, grain(k), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        np[r] = row_norm(vp + r * k, k, eps);
-        s[r] = gp[r] * inverse(np[r]);
-      }
-    });
-    gemm<T>('T', 'N', count, m, k, vp + first * k, k, xp, k, T(0), yp + first, n);
-  }
-  at::parallel_for(0, m, grain(n), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) epilogue(yp + i * n, n, s.data(), bp, relu);
+  at::parallel_for(0, n, grain(k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      np[r] = row_norm(vp + r * k, k, eps);
+      s[r] = gp[r] * inverse(np[r]);
+    }
   });
+  if (m > kFlatRows) {
+    gemm<T>('T', 'N', n, m, k, vp, k, xp, k, T(0), yp, n);
+    at::parallel_for(0, m, grain(n), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) epilogue(yp + i * n, n, s.data(), bp, relu);
+    });
+  } else {
+    const Tensor flat = at::empty({n, m}, y.options());
+    T* zp = flat.mutable_data_ptr<T>();
+    gemm<T>('T', 'N', m, n, k, xp, k, vp, k, T(0), zp, m);
+    at::parallel_for(0, m, grain(4 * n), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) transposing_epilogue(yp + i * n, zp, m, i, n, s.data(), bp, relu);
+    });
+  }
 }
 
-// dw block by block, each turned into dv while it is in cache.
+// dw, and then dv in its place: a row stays in cache between its dot with v and its projection.
 template <typename T>
-void backward_blocks(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms, Tensor& dv,
+void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms, Tensor& dv,
                      Tensor& c) {
-  const int64_t m = x.size(0), n = v.size(0), k = v.size(1), rows = block_rows(n, k, sizeof(T));
-  const T *dyp = dy.const_data_ptr<T>(), *xp = x.const_data_ptr<T>(), *vp = v.const_data_ptr<T>();
-  const T *gp = g.const_data_ptr<T>(), *np = norms.const_data_ptr<T>();
+  const int64_t m = x.size(0), n = v.size(0), k = v.size(1);
+  const T *vp = v.const_data_ptr<T>(), *gp = g.const_data_ptr<T>(), *np = norms.const_data_ptr<T>();
   T *dvp = dv.mutable_data_ptr<T>(), *cp = c.mutable_data_ptr<T>();
-  for (int64_t first = 0; first < n; first += rows) {
-    const int64_t count = std::min(rows, n - first);
-    gemm<T>('N', 'T', k, count, m, xp, k, dyp + first, n, T(0), dvp + first * k, k);
-    at::parallel_for(first, first + count, grain(k), [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        const T inv = inverse(np[r]);
-        cp[r] = row_dot(dvp + r * k, vp + r * k, np[r], k);
-        project_row(dvp + r * k, dvp + r * k, vp + r * k, gp[r] * inv, cp[r] * inv, k);
-      }
-    });
-  }
+  gemm<T>('N', 'T', k, n, m, x.const_data_ptr<T>(), k, dy.const_data_ptr<T>(), n, T(0), dvp, k);
+  at::parallel_for(0, n, grain(k), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const T inv = inverse(np[r]);
+      cp[r] = row_dot(dvp + r * k, vp + r * k, np[r], k);
+      project_row(dvp + r * k, dvp + r * k, vp + r * k, gp[r] * inv, cp[r] * inv, k);
+    }
+  });
 }
 
 template <typename T>
@@ -131,7 +153,7 @@ Gradients few_rows_backward(const Tensor& dy, const Tensor& x, const Tensor& v, 
                             std::array<bool, 4> mask) {
   Tensor dx, dv, c = at::empty(g.sizes(), norms.options());
   if (mask[0]) dx = at::empty_like(x);
-  if (mask[1]) dv = at::empty_like(v);
+  if (mask[1]) dv = empty_gradient(v);
   const Tensor gc = g.contiguous();
   FewRowsBackward<T>{dy.const_data_ptr<T>(), x.const_data_ptr<T>(), v.const_data_ptr<T>(), gc.const_data_ptr<T>(),
                      norms.const_data_ptr<acc_t<T>>(), mask[0] ? dx.mutable_data_ptr<T>() : nullptr,
@@ -148,8 +170,8 @@ Gradients many_rows_backward(const Tensor& dy, const Tensor& x, const Tensor& v,
   Tensor dx, dv, dg;
   if (mask[0]) dx = input_gradient<T>(dy, v, gc, norms);
   if (mask[1] || mask[2]) {
-    dv = at::empty_like(v), dg = at::empty_like(gc);
-    backward_blocks<T>(dy, x, v, gc, norms, dv, dg);
+    dv = empty_gradient(v), dg = at::empty_like(gc);
+    weight_gradient<T>(dy, x, v, gc, norms, dv, dg);
   }
   return {dx, mask[1] ? dv : Tensor(), mask[2] ? dg : Tensor(), Tensor()};
 }
@@ -160,11 +182,11 @@ std::tuple<Tensor, Tensor> linear(const Tensor& x_any, const Tensor& v, const Te
                                   Dim dim, double eps, bool relu) {
   const bool rows_in_order = dim == Dim(0) && v.is_contiguous() && same_dtype(x_any, v, g_any) && v.numel() > 0;
   const bool few = rows_in_order && x_any.numel() <= kFewRows * v.size(1);
-  const bool blocks = rows_in_order && has_gemm(v.scalar_type(), std::max(x_any.numel(), v.numel()));
+  const bool many = rows_in_order && has_gemm(v.scalar_type(), std::max(x_any.numel(), v.numel()));
   const Tensor bias = bias_any.has_value() && bias_any->defined() ? bias_any->contiguous() : Tensor();
   auto shape = x_any.sizes().vec();
   shape.back() = v.size(0);
-  if (few || blocks) {
+  if (few || many) {
     const Tensor x = as_matrix(x_any, v.size(1)), g = g_any.contiguous();
     Tensor y = at::empty({x.size(0), v.size(0)}, x.options());
     Tensor norms = at::empty(g.sizes(), v.options().dtype(at::toOpMathType(v.scalar_type())));
@@ -179,7 +201,7 @@ std::tuple<Tensor, Tensor> linear(const Tensor& x_any, const Tensor& v, const Te
       return {y.view(shape), norms};
     }
     AT_DISPATCH_FLOATING_TYPES(v.scalar_type(), "wn_linear",
-                               [&] { forward_blocks<scalar_t>(x, v, g, bias, y, norms, eps, relu); });
+                               [&] { many_rows_forward<scalar_t>(x, v, g, bias, y, norms, eps, relu); });
     if (all_moderate(norms)) return {y.view(shape), norms};
   }
   Tensor norms = row_norms(v, g_any, dim, eps);

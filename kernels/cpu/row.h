@@ -137,11 +137,14 @@ inline acc_t<T> row_dot(const D* dw, const T* v, acc_t<T> norm, int64_t n) {
   return sum;
 }
 
-// dv = scale * (dw - c_over_norm * v); dv may be dw itself.
+// dv = scale * (dw - c_over_norm * v); dv may be dw itself. The next row's dot comes after this and waits for memory,
+// while this loop works in cache: it fetches that row on the way.
 template <typename D, typename T, typename O>
 inline void project_row(O* dv, const D* dw, const T* v, acc_t<T> scale, acc_t<T> c_over_norm, int64_t n) {
   const Lane<T> s(scale), minus_c(-c_over_norm);
   for_lanes<T>(n, [&](int64_t i, auto count) {
+    __builtin_prefetch(dw + n + i);
+    __builtin_prefetch(v + n + i);
     store_lane(dv + i, s * at::vec::fmadd(minus_c, load_lane(v + i, count), load_lane(dw + i, count)), count);
   });
 }

@@ -223,7 +223,7 @@ Tensor row_norms(const Tensor& v_any, const Tensor& g, Dim dim, double eps) {
     norms = at::empty(g.sizes(), v.options().dtype(c10::CppTypeToScalarType<acc_t<scalar_t>>::value));
     const scalar_t* p = v.const_data_ptr<scalar_t>();
     auto* n = norms.mutable_data_ptr<acc_t<scalar_t>>();
-    if (at.outer == 1 && at.rows > 1) {
+    if (at.by_rows()) {
       contiguous_row_norms(at, p, n, eps);
     } else {
       scattered_row_norms(at, p, n, eps);
@@ -248,6 +248,34 @@ Tensor normalized(const Tensor& v_any, const Tensor& g, const Tensor& norms, Dim
   return w;
 }
 
+std::tuple<Tensor, Tensor> normalize(const Tensor& v_any, const Tensor& g, Dim dim, double eps, at::ScalarType dtype) {
+  const Tensor v = walkable(v_any, dim);
+  const Layout at = layout_of(v, dim);
+  if (!at.by_rows() || !fits(dtype, v.scalar_type()) || g.scalar_type() != v.scalar_type()) {
+    const Tensor norms = row_norms(v, g, dim, eps);
+    return {normalized(v, g, norms, dim, dtype), norms};
+  }
+  const Tensor gc = g.contiguous();
+  Tensor w = at::empty_like(v, v.options().dtype(dtype)), norms = at::empty(g.sizes(), v.options().dtype(at::toOpMathType(v.scalar_type())));
+  WNFUSED_DISPATCH(v.scalar_type(), [&] {
+    using T = scalar_t;
+    const T *vp = v.const_data_ptr<T>(), *gp = gc.const_data_ptr<T>();
+    auto* n = norms.mutable_data_ptr<acc_t<T>>();
+    with_type<T>(dtype, [&](auto kind) {
+      using O = decltype(kind);
+      O* wp = w.mutable_data_ptr<O>();
+      at::parallel_for(0, at.rows, grain(at.inner), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const int64_t i = r * at.inner;
+          n[r] = row_norm(vp + i, at.inner, eps);
+          scale_row(wp + i, vp + i, static_cast<acc_t<T>>(gp[r]) * inverse(n[r]), at.inner);
+        }
+      });
+    });
+  });
+  return {w, norms};
+}
+
 std::tuple<Tensor, Tensor> consume_dw(
     Tensor dw, const Tensor& v_any, const Tensor& g, const Tensor& norms, Dim dim, bool want_dv, bool want_dg) {
   const Tensor v = walkable(v_any, dim);
@@ -270,7 +298,7 @@ std::tuple<Tensor, Tensor> consume_dw(
       const D* in = dw.const_data_ptr<D>();
       const auto* n = norms.const_data_ptr<acc_t<T>>();
       auto* dots = c.mutable_data_ptr<acc_t<T>>();
-      if (at.outer == 1 && at.rows > 1) {
+      if (at.by_rows()) {
         contiguous_backward(at, out, in, v.const_data_ptr<T>(), n, s, dots);
       } else {
         scattered_backward(at, out, in, v.const_data_ptr<T>(), n, s, dots);
@@ -284,8 +312,7 @@ std::tuple<Tensor, Tensor> consume_dw(
 }
 
 std::tuple<Tensor, Tensor> weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
-  const Tensor norms = row_norms(v, g, dim, eps);
-  Tensor w = normalized(v, g, norms, dim, v.scalar_type());
+  auto [w, norms] = normalize(v, g, dim, eps, v.scalar_type());
   if (!same_order(w, v) && v.is_non_overlapping_and_dense()) w = at::empty_like(v).copy_(w);
   return {w, norms};
 }

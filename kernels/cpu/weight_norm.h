@@ -16,6 +16,8 @@ using Dim = std::optional<int64_t>;
 // the elements are cut into segments so that threads can share them.
 struct Layout {
   int64_t outer, rows, inner, numel;
+  // Each row is one contiguous run of elements.
+  bool by_rows() const { return outer == 1 && rows > 1; }
   // Rows are columns of a matrix in memory: loops run across them, not along them.
   bool by_columns() const { return inner == 1 && rows > 1; }
   // Elements of one (outer, row) segment; only the last segment of a single norm can be shorter.
@@ -34,6 +36,9 @@ Tensor row_norms(const Tensor& v, const Tensor& g, Dim dim, double eps);
 
 // w = g v / n in the given dtype.
 Tensor normalized(const Tensor& v, const Tensor& g, const Tensor& norms, Dim dim, at::ScalarType dtype);
+
+// (w, norms): both of the above in one walk over v where its rows are contiguous.
+std::tuple<Tensor, Tensor> normalize(const Tensor& v, const Tensor& g, Dim dim, double eps, at::ScalarType dtype);
 
 // dw is given up: where its dtype and strides allow, it becomes dv. Undefined results were not asked for.
 std::tuple<Tensor, Tensor> consume_dw(

@@ -57,7 +57,7 @@ train: setup ## train a weight-normalized network on scikit-learn's digits, besi
 
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
 	@echo "==> measuring (leave the machine alone meanwhile)"
-	$(BIN)/python -m pytest benchmarks --benchmark-only $(ARGS)
+	$(BIN)/python -m benchmarks.layers $(ARGS)
 
 clean: ## remove caches and build products (not .venv)
 	@echo "==> removing caches and build products"

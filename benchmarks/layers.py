@@ -1,6 +1,6 @@
 """The speed table: each layer's forward + backward against the plain layer's. Run by ``make bench``.
 
-    python -m benchmarks.layers [--threads 2] [--seconds 4] [--only TEXT] [--json FILE] [--markdown FILE]
+python -m benchmarks.layers [--threads 2] [--seconds 4] [--only TEXT] [--json FILE] [--markdown FILE]
 """
 
 import argparse
@@ -32,7 +32,12 @@ class Case:
 def _linear(batch: int, inputs: int, outputs: int, must: float, aim: float, kind: str = "training") -> Case:
     prefix = "" if kind == "training" else f"{kind} "
     return Case(
-        f"{prefix}Linear {batch},{inputs},{outputs}", lambda: nn.Linear(inputs, outputs), (batch, inputs), must, aim, kind
+        f"{prefix}Linear {batch},{inputs},{outputs}",
+        lambda: nn.Linear(inputs, outputs),
+        (batch, inputs),
+        must,
+        aim,
+        kind,
     )
 
 
@@ -78,9 +83,7 @@ def row(case: Case, timings: dict[str, Timing]) -> str:
     return f"| {case.name} | {milliseconds} | {' | '.join(ratios[:-1])} | **{ratios[-1]}** | {case.must} | {case.aim} |"
 
 
-HEADER = (
-    "| layer | plain | torch hook | torch parametrized | wnfused | must | aim |\n|---|---|---|---|---|---|---|"
-)
+HEADER = "| layer | plain | torch hook | torch parametrized | wnfused | must | aim |\n|---|---|---|---|---|---|---|"
 
 
 def main() -> None:
@@ -93,13 +96,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     lines = [f"Ratios to the plain layer, forward + backward, interleaved; {environment(options.threads)}.", "", HEADER]
-    print("\n".join(lines), flush=True)  # noqa: T201
+    print("\n".join(lines), flush=True)
     results = {}
     for case in (c for c in CASES if options.only in c.name):
         timings = measure(case, options.seconds)
         results[case.name] = {peer: asdict(timing) for peer, timing in timings.items()}
         lines.append(row(case, timings))
-        print(lines[-1], flush=True)  # noqa: T201
+        print(lines[-1], flush=True)
     if options.json:
         options.json.write_text(json.dumps({"environment": environment(options.threads), "results": results}, indent=1))
     if options.markdown:

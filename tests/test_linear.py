@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from reference import assert_close, assert_gradients_close, doubles, errors, gradients, normalized
 from torch import Tensor
 
 import wnfused
-from reference import assert_close, assert_gradients_close, doubles, errors, gradients, normalized
 from wnfused.functional import wn_linear
 from wnfused.ops.reference import gain_shape
 
@@ -164,7 +164,9 @@ def test_extreme_norms(backend: str, scale: float, m: int, dim: int | None) -> N
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
     for name, a, w in zip(["dx", "dg", "db"], [own[0], *own[2:]], [wanted[0], *wanted[2:]], strict=True):
         assert_close(a, w, what=name)
-    rows = [slice(0, None, 2), slice(1, None, 2)] if dim == 0 else [slice(None)]  # their dv differ by orders of magnitude
+    rows = (
+        [slice(0, None, 2), slice(1, None, 2)] if dim == 0 else [slice(None)]
+    )  # their dv differ by orders of magnitude
     for part in rows:
         assert_close(own[1][part], wanted[1][part], what="dv")
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from reference import assert_close, errors
 
 

@@ -48,15 +48,25 @@ def tensors(where: str, x: Any, v: Any, g: Any, bias: Any) -> None:
             same_kind(where, name, t, "v", v)
 
 
-def gain_and_bias(where: str, v: Tensor, g: Tensor, bias: Tensor | None, channels: int | None, dim: Any, eps: Any) -> None:
-    """g has the shape that v and dim give it, bias one element for each of ``channels``."""
+def gain_and_bias(
+    where: str,
+    v: tuple[int, ...],
+    g: tuple[int, ...],
+    bias: tuple[int, ...] | None,
+    channels: int | None,
+    dim: Any,
+    eps: Any,
+) -> None:
+    """g has the shape that v's and dim give it, bias one element for each of ``channels``."""
     if dim is not None:
-        dimension(where, v.ndim, dim)
-    expected = gain_shape(v.shape, dim)
-    if g.shape != expected:
-        raise ValueError(f"{where}: g: expected shape {expected} for v of shape {shape(v)} and dim={dim}, got {shape(g)}")
-    if bias is not None and bias.shape != (channels,):
-        raise ValueError(f"{where}: bias: expected shape ({channels},), got {shape(bias)}")
+        dimension(where, len(v), dim)
+    expected = gain_shape(v, dim)
+    if g != expected:
+        raise ValueError(
+            f"{where}: g: expected shape {expected} for v of shape {tuple(v)} and dim={dim}, got {tuple(g)}"
+        )
+    if bias is not None and bias != (channels,):
+        raise ValueError(f"{where}: bias: expected shape ({channels},), got {tuple(bias)}")
     if eps != 0.0:
         epsilon(where, eps)
 
@@ -82,7 +92,8 @@ def same_kind(where: str, name: str, t: Tensor, other_name: str, other: Tensor) 
         torch.is_autocast_enabled(t.device.type) and torch.float64 not in (t.dtype, other.dtype)
     ):
         raise TypeError(
-            f"{where}: {name}: expected dtype {other.dtype} like {other_name}, got {t.dtype} (only autocast mixes dtypes)"
+            f"{where}: {name}: expected dtype {other.dtype} like {other_name}, got {t.dtype} "
+            "(only autocast mixes dtypes)"
         )
 
 

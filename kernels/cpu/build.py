@@ -1,6 +1,6 @@
 """Builds a native library from C++ sources with the machine's own compiler, once, into torch's extension cache.
 
-One folder per fingerprint of sources, torch and CPU, so a change of any of them builds anew and nothing stale is loaded.
+One folder per fingerprint of sources, torch and CPU, so a change of any of them builds anew and nothing stale loads.
 A file lock makes processes that start together wait for one build; it dies with its holder, so a killed build blocks
 nobody. The library appears by an atomic rename.
 """

@@ -19,8 +19,9 @@ namespace {
 
 enum class Side { kWeight, kOutput, kInput };
 
-// Scaling an activation takes more passes, forward and backward, than writing the scaled weight does.
-constexpr int64_t kPasses = 4;
+// Scaling an activation takes more passes, forward and backward, than writing the scaled weight does, and a second call of
+// the backward convolution, whose launch alone outweighs a small weight.
+constexpr int64_t kPasses = 4, kSmallWeight = 65536;
 
 bool on_output(const Geometry& geometry, Dim dim) {
   return !dim || (geometry.transposed ? *dim == 1 && geometry.groups == 1 : *dim == 0);
@@ -35,6 +36,7 @@ bool on_input(const Geometry& geometry, Dim dim) {
 Side choose(const Tensor& x, const Tensor& v, const Tensor& g, int64_t output, const Geometry& geometry, Dim dim) {
   const bool wide = v.scalar_type() == at::kFloat || v.scalar_type() == at::kDouble;
   if (!wide || x.scalar_type() != v.scalar_type() || g.scalar_type() != v.scalar_type()) return Side::kWeight;
+  if (v.numel() < kSmallWeight) return Side::kWeight;
   if (on_output(geometry, dim) && kPasses * output < v.numel()) return Side::kOutput;
   if (on_input(geometry, dim) && kPasses * x.numel() < v.numel()) return Side::kInput;
   return Side::kWeight;

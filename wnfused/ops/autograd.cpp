@@ -125,7 +125,7 @@ const Tensor& tensor_or_undefined(const MaybeTensor& t) {
 // What every node shares: the saved tensors, in the order x, v, g, norms, y with those it does not have left empty.
 struct SavedNode : Node {
   SavedVariable x_, v_, g_, norms_, y_;
-  bool has_x_ = false, has_y_ = false;
+  bool has_y_ = false;
   Dim dim_;
   double eps_ = 0;
 
@@ -136,8 +136,6 @@ struct SavedNode : Node {
   void save(const Tensor& v, const Tensor& g, Dim dim, double eps) {
     v_ = SavedVariable(v, false), g_ = SavedVariable(g, false), dim_ = dim, eps_ = eps;
   }
-
-  void save_input(const Tensor& x) { x_ = SavedVariable(x, false), has_x_ = true; }
 
   // After the forward ran: the norms, the history of the output, and the output itself where a ReLU needs it.
   void finish(Forward& out, bool relu) {
@@ -238,7 +236,7 @@ Forward autograd_linear(c10::DispatchKeySet keys, const Tensor& x, const Tensor&
   if (torch::autograd::compute_requires_grad(x, v, g, b)) {
     node = make_node<LinearNode>(torch::autograd::collect_next_edges(x, v, g, b));
     node->save(v, g, dim, eps);
-    node->save_input(x);
+    node->x_ = SavedVariable(x, false);
   }
   Forward out = [&] {
     at::AutoDispatchBelowADInplaceOrView guard;
@@ -260,7 +258,7 @@ Forward autograd_convolution(c10::DispatchKeySet keys, const Tensor& x, const Te
   if (torch::autograd::compute_requires_grad(x, v, g, b)) {
     node = make_node<ConvolutionNode>(torch::autograd::collect_next_edges(x, v, g, b));
     node->save(v, g, dim, eps);
-    node->save_input(x);
+    node->x_ = SavedVariable(x, false);
     node->stride_ = stride.vec(), node->padding_ = padding.vec(), node->dilation_ = dilation.vec();
     node->output_padding_ = output_padding.vec(), node->transposed_ = transposed, node->groups_ = groups;
   }

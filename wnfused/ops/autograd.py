@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKeySet  # type: ignore[attr-defined]
+from torch._C import DispatchKeySet
 from torch.autograd import forward_ad
 
 from wnfused.ops import backends, reference
@@ -49,7 +49,7 @@ class _Differentiable(torch.autograd.Function):
         return y, norms
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         mask = list(ctx.needs_input_grad[3 : 3 + ctx.count])
         op = getattr(torch.ops.wnfused, f"{ctx.name}_backward").default
         gradients = op(dy, *ctx.saved_tensors, *ctx.options, mask)
@@ -102,7 +102,7 @@ def _register(name: str, autograd: Callable[[str, Any], Callable[..., Any]]) -> 
     for overload, op in ((name, packet.default), (f"{name}.python", packet.python)):
         LIBRARY.impl(overload, _chosen_backend(name), "CompositeExplicitAutograd")
         LIBRARY.impl(overload, autograd(name, op), "Autograd", with_keyset=True)
-        # Under vmap the plain formula runs: PyTorch's batching rules make one batched matmul or grouped convolution of it.
+        # Under vmap the plain formula runs: PyTorch's batching rules make one batched matmul or grouped conv of it.
         LIBRARY.impl(overload, _differentiable_formula(name), "FuncTorchBatched")
 
 

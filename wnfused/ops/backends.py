@@ -74,7 +74,7 @@ def _resolve(device: torch.device) -> Backend:
         if reason is not None:
             raise BackendUnavailable(f"backend {_chosen!r} cannot run on device {str(device)!r}: {reason}")
         return _registry[_chosen]
-    passed_over = []
+    passed_over: list[str] = []
     for name in _AUTO_ORDER:
         if name not in _registry:
             continue

@@ -7,8 +7,8 @@ Notation, row by row (a row is one slice of v along ``dim``; with ``dim=None`` a
 
 A row with n = 0 has u = 0, so w, dv and dg are 0 there and nothing divides by zero.
 Everything below is differentiable to any order and free of data-dependent branches. The functions named after an
-operator have its signature (``schema.py``); the backward ones recompute the norms from v when they are given none, which
-is what makes them differentiable in v.
+operator have its signature (``schema.py``); the backward ones recompute the norms from v when they are given none,
+which is what makes them differentiable in v.
 """
 
 import torch
@@ -134,9 +134,7 @@ def convolution(
 ) -> tuple[Tensor, Tensor]:
     w, norms = weight_norm(v, g, dim, eps)
     b = None if bias is None else bias.to(x.dtype)
-    y = torch.ops.aten.convolution(
-        x, w.to(x.dtype), b, stride, padding, dilation, transposed, output_padding, groups
-    )
+    y = torch.ops.aten.convolution(x, w.to(x.dtype), b, stride, padding, dilation, transposed, output_padding, groups)
     return y.relu() if relu else y, norms
 
 

@@ -1,10 +1,13 @@
 """The operators' schemas and fake (shape-only) implementations, defined once for every backend.
 
-``norms`` has the shape of g and the statistics' dtype. In the backward operators ``y`` is the saved output, present where
-a ReLU was fused, and ``mask`` names the gradients asked for; the others come back undefined.
+``norms`` has the shape of g and the statistics' dtype. In the backward operators ``y`` is the saved output, present
+where a ReLU was fused, and ``mask`` names the gradients asked for; the others come back undefined.
 Each operator has a second overload, ``.python``, which always runs the Python choice of backend: the native library
 takes the default overload over on CPU tensors and calls ``.python`` when another backend is selected.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +22,8 @@ SCHEMAS = {
     "weight_norm": "(Tensor v, Tensor g, int? dim, float eps) -> (Tensor w, Tensor norms)",
     "weight_norm_backward": "(Tensor dw, Tensor v, Tensor g, Tensor norms, int? dim, float eps, bool[2] mask)"
     " -> (Tensor dv, Tensor dg)",
-    "linear": "(Tensor x, Tensor v, Tensor g, Tensor? bias, int? dim, float eps, bool relu) -> (Tensor y, Tensor norms)",
+    "linear": "(Tensor x, Tensor v, Tensor g, Tensor? bias, int? dim, float eps, bool relu)"
+    " -> (Tensor y, Tensor norms)",
     "linear_backward": f"(Tensor dy, {_SAVED}, int? dim, float eps, bool[4] mask)"
     " -> (Tensor dx, Tensor dv, Tensor dg, Tensor db)",
     "convolution": f"(Tensor x, Tensor v, Tensor g, Tensor? bias, {_GEOMETRY}, int? dim, float eps, bool relu)"
@@ -65,9 +69,7 @@ def _fake_linear_backward(dy, x, v, g, norms, y, dim, eps, mask):
     return _fake_gradients(dy, x.new_empty(x.shape), v, g, v.shape[0], mask)
 
 
-def _fake_convolution(
-    x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim, eps, relu
-):
+def _fake_convolution(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim, eps, relu):
     w = torch.empty_like(v, dtype=x.dtype)
     y = torch.ops.aten.convolution(x, w, None, stride, padding, dilation, transposed, output_padding, groups)
     return y, _fake_norms(v, g)
@@ -79,7 +81,7 @@ def _fake_convolution_backward(
     return _fake_gradients(dy, torch.empty_like(x), v, g, dy.shape[1], mask)
 
 
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "weight_norm": _fake_weight_norm,
     "weight_norm_backward": _fake_weight_norm_backward,
     "linear": _fake_linear,

@@ -33,7 +33,12 @@ def _poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
-@pytest.fixture(params=["native", "torch"])
+# Where WNFUSED_BACKEND=torch chose from the start, nothing loads the native library, and with it the C++ autograd that
+# otherwise serves CPU tensors under either backend: tests/test_backends.py runs tests in such a process.
+BACKENDS = ["torch"] if os.environ.get("WNFUSED_BACKEND") == "torch" else ["native", "torch"]
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with wnfused.backend(request.param):
         yield request.param

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wnfused.ops.reference import gain_shape
 
@@ -27,23 +27,44 @@ def floating(where: str, name: str, t: Any) -> None:
     if t.dtype not in FLOATS:
         kinds = "float32, float64, bfloat16 or float16"
         raise TypeError(f"{where}: {name}: expected a {kinds} tensor, got {str(t.dtype).removeprefix('torch.')}")
+    if t.layout != torch.strided:
+        raise TypeError(f"{where}: {name}: expected a dense (strided) tensor, got {t.layout}")
+
+
+def module(where: str, model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{where}: model: expected a torch.nn.Module, got {type(model).__name__}")
+
+
+def layer_dtype(where: str, dtype: Any) -> None:
+    if dtype is not None and dtype not in FLOATS:
+        raise TypeError(f"{where}: dtype: expected float32, float64, bfloat16 or float16, got {dtype}")
 
 
 def tensors(where: str, x: Any, v: Any, g: Any, bias: Any) -> None:
-    """All are floating tensors of one dtype on one device; ``x`` and ``bias`` may be None."""
-    if isinstance(v, Tensor) and isinstance(g, Tensor):  # almost always nothing is wrong: find that out quickly
-        dtype, device = v.dtype, v.device
-        if (
+    """All are dense floating tensors of one dtype on one device; ``bias`` may be None."""
+    if isinstance(x, Tensor) and isinstance(v, Tensor) and isinstance(g, Tensor):
+        dtype, device, layout = v.dtype, v.device, v.layout
+        if (  # almost always nothing is wrong: find that out quickly
             dtype in FLOATS
+            and layout == torch.strided
+            and x.dtype == dtype
             and g.dtype == dtype
+            and x.device == device
             and g.device == device
-            and (x is None or (isinstance(x, Tensor) and x.dtype == dtype and x.device == device))
-            and (bias is None or (isinstance(bias, Tensor) and bias.dtype == dtype and bias.device == device))
+            and x.layout == layout
+            and g.layout == layout
+            and (
+                bias is None
+                or (
+                    isinstance(bias, Tensor) and bias.dtype == dtype and bias.device == device and bias.layout == layout
+                )
+            )
         ):
             return
     floating(where, "v", v)
     for name, t in (("x", x), ("g", g), ("bias", bias)):
-        if t is not None or name == "g":
+        if t is not None or name != "bias":
             floating(where, name, t)
             same_kind(where, name, t, "v", v)
 
@@ -67,7 +88,7 @@ def gain_and_bias(
         )
     if bias is not None and bias != (channels,):
         raise ValueError(f"{where}: bias: expected shape ({channels},), got {tuple(bias)}")
-    if eps != 0.0:
+    if type(eps) is not float or eps != 0.0:
         epsilon(where, eps)
 
 

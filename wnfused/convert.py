@@ -72,7 +72,7 @@ def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
     Afterwards torch's ``remove_weight_norm``, and model methods that call it, find nothing to remove and raise:
     ``wnfused.fold`` takes their place.
     """
-    check_model("convert", model)
+    checks.module("convert", model)
     report = ConvertReport()
     plan: list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]] = []
     for name, module in model.named_modules():
@@ -101,7 +101,7 @@ def apply(model: nn.Module, filter: Filter | None = None, *, dim: int | None = 0
     do not change. ``weight_g`` is new: make the optimizer afterwards. Layers under torch's weight norm are left to
     ``convert``; subclasses, lazy layers and weights tied to another module are left alone; the report says why.
     """
-    check_model("apply", model)
+    checks.module("apply", model)
     checks.epsilon("apply", eps)
     report = ConvertReport()
     owners = _owners(model)
@@ -124,11 +124,6 @@ def apply(model: nn.Module, filter: Filter | None = None, *, dim: int | None = 0
         torch_norms.drop_renaming_hooks(module)
         become(module, kind, nn.Parameter(gain, requires_grad=v.requires_grad), v, dim, eps)
     return report
-
-
-def check_model(where: str, model: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{where}: model: expected a torch.nn.Module, got {type(model).__name__}")
 
 
 def _filtered(filter: Filter | None, name: str, module: nn.Module) -> str | None:

@@ -8,8 +8,8 @@ Only ``output_size``, the second argument of transposed convolutions, does not p
 
 from torch import Tensor, nn
 
-from wnfused import functional, torch_norms
-from wnfused.convert import LAYERS, Filter, additions, check_model
+from wnfused import checks, functional, torch_norms
+from wnfused.convert import LAYERS, Filter, additions
 from wnfused.weight_normalized import SPELLINGS, WeightNormalized
 
 _OURS = ("activation", "dim", "eps", "_frozen")
@@ -54,7 +54,7 @@ def to_torch(model: nn.Module, *, api: str = "parametrizations", filter: Filter 
 
 
 def _layers(where: str, model: nn.Module, filter: Filter | None) -> list[WeightNormalized]:
-    check_model(where, model)
+    checks.module(where, model)
     found = []
     for name, module in model.named_modules():
         if not isinstance(module, WeightNormalized) or not (filter is None or filter(name, module)):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wnfused import functional
+from wnfused import checks, functional
 from wnfused.weight_normalized import WeightNormalized
 
 _lock = threading.Lock()
@@ -93,8 +93,7 @@ class frozen(ContextDecorator):  # noqa: N801 - reads as a function: `with wnfus
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"frozen: model: expected a torch.nn.Module, got {type(model).__name__}")
+        checks.module("frozen", model)
         self._model = model
         self._held: list[list[WeightNormalized]] = []  # one entry for each time this context was entered
 

@@ -40,7 +40,7 @@ def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0, eps: float = 0.0) -> 
 
     The layers never need it; it is for looking at a weight, for folding it, and for operations of your own.
     """
-    checks.tensors("weight_norm", None, v, g, None)
+    checks.tensors("weight_norm", v, v, g, None)
     checks.gain_and_bias("weight_norm", v.shape, g.shape, None, None, dim, eps)
     return ops.weight_norm(v, g, dim, eps)[0]
 

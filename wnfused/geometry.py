@@ -27,14 +27,15 @@ def _remembered(check: Callable[..., Geometry]) -> Callable[..., Geometry]:
     def checked(*arguments: Any) -> Geometry:
         if torch.compiler.is_compiling():
             return check(*arguments)
+        key = (arguments, *map(type, arguments))  # True and 1.0 are equal to 1, and not the same argument
         try:
-            geometry = known.get(arguments)
+            geometry = known.get(key)
         except TypeError:  # a list, or a symbolic size
             return check(*arguments)
         if geometry is None:
             if len(known) >= 4096:  # inputs of ever new lengths
                 known.clear()
-            geometry = known[arguments] = check(*arguments)
+            geometry = known[key] = check(*arguments)
         return geometry
 
     return checked
@@ -82,10 +83,19 @@ def conv_geometry(
             )
     pad_first = None
     if padding_mode != "zeros" and any(right):
+        _check_room(where, padding, padding_mode, x[len(x) - n :], left, right)
         pad_first, left = _pad_amounts(left, right), [0] * n
     elif left != right:  # an even kernel with "same": one more on the right, as torch does it
         pad_first = _pad_amounts([0] * n, [b - a for a, b in zip(left, right, strict=True)])
     return Geometry(strides, left, dilations, [0] * n, pad_first)
+
+
+def _check_room(where: str, padding: Any, mode: str, sizes: tuple[int, ...], left: list[int], right: list[int]) -> None:
+    """Reflection takes its values from inside the input, without the edge; a circle goes around once."""
+    for size, a, b in zip(sizes, left, right, strict=True):
+        most = {"reflect": size - 1, "circular": size}.get(mode, max(a, b))
+        if max(a, b) > most:
+            raise ValueError(f"{where}: padding: expected at most {most} with padding_mode={mode!r}, got {padding}")
 
 
 def _pad_amounts(left: list[int], right: list[int]) -> list[int]:

@@ -72,6 +72,7 @@ class WNLinear(WeightNormalized, nn.Linear):
     ) -> None:
         _check_count(type(self).__name__, "in_features", in_features, least=0)
         _check_count(type(self).__name__, "out_features", out_features, least=0)
+        checks.layer_dtype(type(self).__name__, dtype)
         self._take_over(nn.Linear(in_features, out_features, bias, device, dtype), activation, dim, eps)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -88,9 +89,11 @@ class _Convolution(WeightNormalized, _ConvNd):
 
     spatial: ClassVar[int]
 
-    def _check_channels(self, in_channels: int, out_channels: int) -> None:
+    def _check_channels(self, in_channels: int, out_channels: int, groups: int, dtype: torch.dtype | None) -> None:
         _check_count(type(self).__name__, "in_channels", in_channels, least=1)
         _check_count(type(self).__name__, "out_channels", out_channels, least=1)
+        _check_count(type(self).__name__, "groups", groups, least=1)
+        checks.layer_dtype(type(self).__name__, dtype)
 
     def _sizes(self, name: str, value: Size, least: int) -> tuple[int, ...]:
         return tuple(checks.sizes(type(self).__name__, name, value, self.spatial, least))
@@ -115,7 +118,7 @@ class _Conv(_Convolution):
         dim: int | None = 0,
         eps: float = 0.0,
     ) -> None:
-        self._check_channels(in_channels, out_channels)
+        self._check_channels(in_channels, out_channels, groups, dtype)
         plain = self.twin(
             in_channels,
             out_channels,
@@ -199,7 +202,7 @@ class _ConvTranspose(_Convolution, _ConvTransposeNd):
         dim: int | None = 0,
         eps: float = 0.0,
     ) -> None:
-        self._check_channels(in_channels, out_channels)
+        self._check_channels(in_channels, out_channels, groups, dtype)
         plain = self.twin(
             in_channels,
             out_channels,

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from wnfused import checks
 from wnfused.weight_normalized import SPELLINGS, WeightNormalized
 
 
@@ -17,6 +18,7 @@ def state_dict(model: nn.Module, *, spelling: str = "parametrizations", keep_var
     accepts); ``"parametrizations"``: ``parametrizations.weight.original0`` and ``original1``, which only
     ``torch.nn.utils.parametrizations.weight_norm`` reads. wnfused's own layers read either.
     """
+    checks.module("state_dict", model)
     if spelling not in SPELLINGS:
         raise ValueError(f"state_dict: spelling: expected one of {', '.join(map(repr, SPELLINGS))}, got {spelling!r}")
     state = model.state_dict(keep_vars=keep_vars)

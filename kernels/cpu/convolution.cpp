@@ -186,6 +186,7 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
     }
     if (want_dw) std::tie(std::ignore, dw, db) = convolve_backward(dy, x, v, geometry, {false, true, db_beside_dw});
   }
+  if (mask[0]) dx = in_strides_of(x, dx);
   if (want_dw) std::tie(dv, dg) = consume_dw(dw, v, g, norms, dim, mask[1], mask[2]);
   if (want_db && !db_beside_dw) db = bias_gradient(dy);
   return {dx, dv, dg, db};

@@ -178,13 +178,20 @@ void with_type(at::ScalarType dtype, const Body& body) {
   body(T{});
 }
 
+
+}  // namespace
+
 bool same_order(const Tensor& a, const Tensor& b) {
   for (int64_t d = 0; d < a.dim(); ++d)
     if (a.size(d) > 1 && a.stride(d) != b.stride(d)) return false;
   return true;
 }
 
-}  // namespace
+Tensor in_strides_of(const Tensor& like, const Tensor& t) {
+  if (same_order(t, like)) return t;
+  const Tensor fresh = at::empty_like(like, t.options());
+  return same_order(t, fresh) ? t : fresh.copy_(t);
+}
 
 Layout layout_of(const Tensor& v, Dim dim) {
   const int64_t numel = v.numel();
@@ -245,7 +252,7 @@ Tensor normalized(const Tensor& v_any, const Tensor& g, const Tensor& norms, Dim
       write_normalized(at, w.mutable_data_ptr<O>(), v.const_data_ptr<T>(), s);
     });
   });
-  return w;
+  return in_strides_of(v_any, w);
 }
 
 std::tuple<Tensor, Tensor> normalize(const Tensor& v_any, const Tensor& g, Dim dim, double eps, at::ScalarType dtype) {
@@ -253,7 +260,7 @@ std::tuple<Tensor, Tensor> normalize(const Tensor& v_any, const Tensor& g, Dim d
   const Layout at = layout_of(v, dim);
   if (!at.by_rows() || !fits(dtype, v.scalar_type()) || g.scalar_type() != v.scalar_type()) {
     const Tensor norms = row_norms(v, g, dim, eps);
-    return {normalized(v, g, norms, dim, dtype), norms};
+    return {normalized(v_any, g, norms, dim, dtype), norms};
   }
   const Tensor gc = g.contiguous();
   Tensor w = at::empty_like(v, v.options().dtype(dtype)), norms = at::empty(g.sizes(), v.options().dtype(at::toOpMathType(v.scalar_type())));
@@ -273,7 +280,7 @@ std::tuple<Tensor, Tensor> normalize(const Tensor& v_any, const Tensor& g, Dim d
       });
     });
   });
-  return {w, norms};
+  return {in_strides_of(v_any, w), norms};
 }
 
 std::tuple<Tensor, Tensor> consume_dw(
@@ -305,15 +312,12 @@ std::tuple<Tensor, Tensor> consume_dw(
       }
     });
   });
-  if (want_dv && !same_order(dv, v_any) && v_any.is_non_overlapping_and_dense()) {
-    dv = at::empty_like(v_any).copy_(dv);
-  }
+  if (want_dv) dv = in_strides_of(v_any, dv);
   return {dv, want_dg ? c.to(g.scalar_type()) : Tensor()};
 }
 
 std::tuple<Tensor, Tensor> weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
   auto [w, norms] = normalize(v, g, dim, eps, v.scalar_type());
-  if (!same_order(w, v) && v.is_non_overlapping_and_dense()) w = at::empty_like(v).copy_(w);
   return {w, norms};
 }
 

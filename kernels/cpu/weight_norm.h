@@ -29,6 +29,11 @@ Layout layout_of(const Tensor& v, Dim dim);
 // v itself where its rows can be walked in memory order (contiguous, or dense rows along dim 0), else a contiguous copy.
 Tensor walkable(const Tensor& v, Dim dim);
 
+bool same_order(const Tensor& a, const Tensor& b);
+
+// t, laid out in memory as at::empty_like(like) is: weights and gradients have their tensor's strides.
+Tensor in_strides_of(const Tensor& like, const Tensor& t);
+
 // True if every norm allows x * v and dy * v to be summed before they are scaled.
 bool all_moderate(const Tensor& norms);
 

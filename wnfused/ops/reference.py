@@ -30,16 +30,14 @@ def gain_shape(v_shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
     return (*(1,) * dim, v_shape[dim], *(1,) * (len(v_shape) - dim - 1))
 
 
-def _reduced(v: Tensor, dim: int | None) -> tuple[int, ...]:
-    return tuple(d for d in range(v.ndim) if d != dim)
-
-
 def _row_sum(t: Tensor, dim: int | None) -> Tensor:
-    """Sum over everything but ``dim``, in the shape of g."""
-    dims = _reduced(t, dim)
-    if not dims:  # a vector normalized along its only dimension: every row is one element
-        return t
-    return t.sum(dims, keepdim=dim is not None)
+    """Sum over everything but ``dim``, in the shape of g.
+
+    Rows are laid side by side first: PyTorch sums along the last dimension pairwise, across others one by one.
+    """
+    if dim is None:
+        return t.flatten().sum()
+    return t.movedim(dim, 0).flatten(1).sum(1).reshape(gain_shape(tuple(t.shape), dim)) if t.ndim > 1 else t
 
 
 def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
@@ -47,17 +45,14 @@ def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
     v = v.to(opmath(v.dtype))
     if v.numel() == 0:
         return _row_sum(v, dim) + eps**0.5
-    dims = _reduced(v, dim)
     largest = v.detach().abs()
-    if dims:
-        largest = largest.amax(dims, keepdim=True)
+    if v.ndim > 1 or dim is None:
+        largest = largest.amax([d for d in range(v.ndim) if d != dim]).reshape(gain_shape(tuple(v.shape), dim))
     scale = largest.clamp_min(eps**0.5)
     scale = torch.where((scale > 0) & scale.isfinite(), scale, 1.0)
-    squares = (v / scale).square()
-    total = (squares.sum(dims, keepdim=True) if dims else squares) + (eps**0.5 / scale).square()
+    total = _row_sum((v / scale).square(), dim) + (eps**0.5 / scale).square()
     nonzero = total != 0  # NaN counts as nonzero and stays visible
-    norms = torch.where(nonzero, scale * torch.where(nonzero, total, 1.0).sqrt(), 0.0)
-    return norms.reshape(gain_shape(tuple(v.shape), dim))
+    return torch.where(nonzero, scale * torch.where(nonzero, total, 1.0).sqrt(), 0.0)
 
 
 def _inverse(norms: Tensor) -> Tensor:
@@ -106,7 +101,7 @@ def linear_backward(
 ) -> Gradients:
     """(dx, dv, dg, db): those that ``mask`` asks for; y is the output where a ReLU was fused."""
     norms = row_norms(v, dim, eps) if norms is None else norms
-    dy = dy if y is None else dy * (y > 0)
+    dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
     rows = dy.reshape(dy.numel() // v.shape[0] if v.shape[0] else x[..., 0:1].numel(), v.shape[0])  # [M, N]
     dx = dv = dg = None
     if mask[0]:
@@ -157,7 +152,7 @@ def convolution_backward(
 ) -> Gradients:
     """(dx, dv, dg, db): those that ``mask`` asks for; y is the output where a ReLU was fused."""
     norms = row_norms(v, dim, eps) if norms is None else norms
-    dy = dy if y is None else dy * (y > 0)
+    dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
     w = _normalized(v, g, norms).to(x.dtype)
     need_dw = mask[1] or mask[2]
     dx = dv = dg = None

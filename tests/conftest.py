@@ -5,6 +5,8 @@ import os
 # Some virtual machines advertise AMX without having it, and oneDNN's bf16 matmul dies there; read before torch starts.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Threads that spin between tiny parallel loops make the suite ten times slower when anything else uses the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from collections.abc import Iterator
 

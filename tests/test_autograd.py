@@ -8,6 +8,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -526,6 +527,17 @@ def test_gradient_penalty(backend: str) -> None:
         return torch.autograd.grad((dx.flatten(1).norm(dim=1) - 1).square().sum(), list(own.parameters()))
 
     assert_same(penalty(own), penalty(Torch(own)))
+
+
+def test_threads(backend: str) -> None:
+    """Forward and backward of one model in several threads at once: each its own graph, gradients summed."""
+    own, inputs = model(), torch.randn(4, 2, 2, 4, dtype=torch.float64)
+    wanted = torch.autograd.grad(sum(Torch(own)(x).sin().sum() for x in inputs), list(own.parameters()))
+    with ThreadPoolExecutor(4) as pool:
+        gradients = list(
+            pool.map(lambda x: torch.autograd.grad(own(x).sin().sum(), list(own.parameters())), inputs, timeout=60)
+        )
+    assert_same([sum(parts) for parts in zip(*gradients, strict=True)], wanted)
 
 
 def test_layer_weight_is_differentiable(backend: str) -> None:

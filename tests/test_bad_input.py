@@ -166,6 +166,16 @@ def test_arguments(names: list[str], bad: dict[str, Any], match: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_remembered_sizes_let_no_equal_ones_pass(name: str) -> None:
+    """1 == 1.0 == True, in a tuple as well."""
+    count = int(name[-2])
+    for key in ("stride", "dilation", "padding"):
+        getattr(functional, name)(**good(name), **{key: (1,) * count})
+        for one in (1.0, True):
+            check(name, {key: (one,) * count}, f"{key}: expected integers")
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_shapes_of_convolutions(name: str) -> None:
     x, v = good(name)["x"], good(name)["v"]
     check(name, {"x": x[:, :-1]}, "x: expected . channels for v of shape .* and groups=1, got shape")

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -178,6 +179,23 @@ def test_padding_modes(backend: str, n: int, padding: Any, mode: str) -> None:
         assert_close(y, y_wide, what="y")
         dy = gradient_of(y_wide).float()
         assert_gradients_close(gradients(y, inputs, dy), gradients(y_wide, wide, dy.double()), v, g, 0)  # type: ignore[arg-type]
+
+
+def test_numpy_integers_are_integers(backend: str) -> None:
+    """Sizes computed with numpy work in torch's layers, and go on working when those are converted."""
+    one, two = np.int64(1), np.int32(2)
+    inputs = make((2, 4, 9), (6, 2, 3), 0, groups=2)
+    sizes = {"stride": two, "padding": (one,), "dilation": [one], "groups": two}
+    assert_close(run(inputs, **sizes), expected(doubles(*inputs), stride=2, padding=1, groups=2))
+    layer = nn.Conv1d(two, two, two, stride=two, padding=one, dilation=one, groups=two)  # type: ignore[arg-type]
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(layer))
+    x = torch.randn(2, 2, 9)
+    before = model(x)
+    wnfused.convert(model)
+    assert_close(model(x), before.double())
+    own = wnfused.WNConv1d(two, two, two, stride=two, padding=one, dilation=one, groups=two)  # type: ignore[arg-type]
+    assert own(x).shape == before.shape
+    assert wnfused.WNLinear(two, one)(torch.ones(3, 2)).shape == (3, 1)  # type: ignore[arg-type]
 
 
 @each_convolution
@@ -596,7 +614,7 @@ def test_no_less_accurate_than_torch(
     options = {key: value for key, value in arguments.items() if key != "dim"}
     dim = arguments["dim"]
     totals = torch.zeros(2, 2, dtype=torch.float64)
-    for seed in range(6):
+    for seed in range(3):
         torch.manual_seed(seed)
         inputs = sided(x, v, transposed, arguments, dtype=dtype)
         y_own = run(inputs, transposed, **arguments)

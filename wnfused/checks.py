@@ -5,6 +5,7 @@ They run before any kernel, on every call, so each is a few attribute reads; mes
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -123,18 +124,23 @@ def activation(where: str, name: Any) -> None:
         raise ValueError(f"{where}: activation: expected None or 'relu', got {name!r}")
 
 
+def is_integer(value: Any) -> bool:
+    """An int or, as torch takes them too, one of numpy's; True and False are none."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
+
 def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int]:
     """``value``, an int or ``count`` of them, each at least ``least``, as a list."""
-    if type(value) is int:
+    if is_integer(value):
         values = [value] * count
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) in (1, count):
         values = list(value) if len(value) == count else list(value) * count
     else:
         raise ValueError(f"{where}: {name}: expected an int or {count} of them, got {value!r}")
     for v in values:
-        if type(v) is not int or v < least:
+        if not is_integer(v) or v < least:
             raise ValueError(f"{where}: {name}: expected integers >= {least}, got {value!r}")
-    return values
+    return [int(v) for v in values]
 
 
 def convolution_shapes(
@@ -145,7 +151,7 @@ def convolution_shapes(
         raise ValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {tuple(v)}")
     if len(x) not in (n + 1, n + 2):
         raise ValueError(f"{where}: x: expected {n + 1} or {n + 2} dimensions, got shape {tuple(x)}")
-    if type(groups) is not int or groups < 1:
+    if not is_integer(groups) or groups < 1:
         raise ValueError(f"{where}: groups: expected an int >= 1, got {groups!r}")
     if v[0] % groups:
         raise ValueError(f"{where}: groups: expected a divisor of v.shape[0] = {v[0]}, got {groups}")

@@ -153,7 +153,7 @@ def _convolution(
     stride, padding, dilation, output_padding, _ = geometry
     batched = x.ndim == n + 2
     y, _ = ops.convolution(
-        x if batched else x[None], v, g, bias, stride, padding, dilation, transposed, output_padding, groups,
+        x if batched else x[None], v, g, bias, stride, padding, dilation, transposed, output_padding, int(groups),
         dim, eps, activation == "relu",
     )  # fmt: skip
     return y if batched else y[0]

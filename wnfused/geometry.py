@@ -27,7 +27,8 @@ def _remembered(check: Callable[..., Geometry]) -> Callable[..., Geometry]:
     def checked(*arguments: Any) -> Geometry:
         if torch.compiler.is_compiling():
             return check(*arguments)
-        key = (arguments, *map(type, arguments))  # True and 1.0 are equal to 1, and not the same argument
+        # True and 1.0 are equal to 1, and not the same argument
+        key = (arguments, *map(type, arguments), *(tuple(map(type, a)) for a in arguments if type(a) is tuple))
         try:
             geometry = known.get(key)
         except TypeError:  # a list, or a symbolic size

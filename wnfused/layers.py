@@ -49,7 +49,7 @@ torch.fx.wrap("wn_conv_transpose3d")
 
 
 def _check_count(where: str, name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if not checks.is_integer(value) or value < least:
         raise ValueError(f"{where}: {name}: expected an int >= {least}, got {value!r}")
 
 

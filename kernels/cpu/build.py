@@ -7,6 +7,8 @@ nobody. The library appears by an atomic rename.
 
 import hashlib
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -61,12 +63,12 @@ def library_path(name: str, sources: Sequence[Path]) -> Path:
 
 
 def compiler() -> str:
-    """The C++ compiler: ``CXX``, or the first of c++, g++ and clang++ on the path."""
-    wanted = os.environ.get("CXX")
-    for candidate in (wanted,) if wanted else ("c++", "g++", "clang++"):
+    """The C++ compiler: ``CXX``, which may carry arguments, or the first of c++, g++ and clang++ on the path."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    for candidate in wanted[:1] or ("c++", "g++", "clang++"):
         if found := shutil.which(candidate):
-            return found
-    raise BuildError(f"no C++ compiler found (looked for {wanted or 'c++, g++, clang++'})")
+            return shlex.join([found, *wanted[1:]])
+    raise BuildError(f"no C++ compiler found (looked for {wanted[0] if wanted else 'c++, g++, clang++'})")
 
 
 def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
@@ -107,18 +109,21 @@ def _say(text: str) -> None:
 def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
     _say("building the native CPU kernels, once, in about a minute … ")
     start = time.monotonic()
+    for leftover in target.parent.glob("tmp*"):  # of a build that was killed; the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    command = shlex.split(cxx)
     root = Path(torch.__file__).parent
     includes = [*_INCLUDES, root / "include", root / "include/torch/csrc/api/include"]
     flags = [*_compile_flags(), *(f"-I{folder}" for folder in includes)]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
-        commands = [[cxx, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]
+        commands = [[*command, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]
         try:
             _run_all(commands)
             # No -fopenmp here: its runtime must be the one torch has loaded, not a second one with threads of its own.
             undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
             library = Path(folder) / target.name
-            link = [cxx, "-shared", *map(str, objects), "-o", str(library), *undefined]
+            link = [*command, "-shared", *map(str, objects), "-o", str(library), *undefined]
             _run_all([[*link, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]])
         except BuildError:
             sys.stderr.write("failed\n")
@@ -128,21 +133,37 @@ def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Runs the commands side by side, as many as there are cores."""
-    waiting, running = list(commands), list[tuple[subprocess.Popen[str], list[str]]]()
+    """Runs the commands side by side, as many as there are cores; none outlives a failure or an interrupt."""
+    waiting, running = list(commands), list[subprocess.Popen[str]]()
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
-                command = waiting.pop(0)
-                pipe = subprocess.PIPE
-                running.append((subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True), command))
-            process, command = running.pop(0)
+                running.append(_start(waiting.pop(0)))
+            process = running[0]
             output, _ = process.communicate()
             if process.returncode:
-                errors = [line for line in output.splitlines() if "error" in line] or output.splitlines()[-1:]
-                detail = errors[0].strip() if errors else f"exit code {process.returncode}"
-                raise BuildError(f"the C++ compiler {command[0]} failed: {detail}")
+                raise BuildError(
+                    f"the C++ compiler {_name(process)} failed: {_first_error(output, process.returncode)}"
+                )
+            running.pop(0)
     finally:
-        for process, _ in running:
+        for process in running:
             process.kill()
             process.wait()
+
+
+def _start(command: list[str]) -> "subprocess.Popen[str]":
+    try:
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+        raise BuildError(f"the C++ compiler {command[0]} cannot be started: {error.strerror or error}") from error
+
+
+def _name(process: "subprocess.Popen[str]") -> str:
+    return str(process.args[0])  # type: ignore[index]
+
+
+def _first_error(output: str, code: int) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\berror:", line)] or [line for line in lines if "error" in line]
+    return (errors[:1] or lines[-1:] or [f"exit code {code}"])[0]

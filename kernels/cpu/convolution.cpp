@@ -59,7 +59,7 @@ std::vector<T> channel_scales(const Tensor& g, const Tensor& norms, int64_t chan
   const T *gp = gc.const_data_ptr<T>(), *np = norms.const_data_ptr<T>();
   std::vector<T> s(channels);
   const int64_t step = norms.numel() == 1 ? 0 : 1;  // one norm for everything serves every channel
-  for (int64_t c = 0; c < channels; ++c) s[c] = gp[c * step] * inverse(np[c * step]);
+  for (int64_t c = 0; c < channels; ++c) s[c] = over(gp[c * step], np[c * step]);
   return s;
 }
 

@@ -78,7 +78,7 @@ void many_rows_forward(const Tensor& x, const Tensor& v, const Tensor& g, const 
   at::parallel_for(0, n, grain(k), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       np[r] = row_norm(vp + r * k, k, eps);
-      s[r] = gp[r] * inverse(np[r]);
+      s[r] = over(gp[r], np[r]);
     }
   });
   if (m > kFlatRows) {
@@ -126,7 +126,7 @@ Tensor input_gradient(const Tensor& dy, const Tensor& v, const Tensor& g, const 
   const int64_t m = dy.size(0), n = v.size(0), k = v.size(1);
   const T *gp = g.const_data_ptr<T>(), *np = norms.const_data_ptr<T>(), *dyp = dy.const_data_ptr<T>();
   std::vector<T> s(n);
-  for (int64_t r = 0; r < n; ++r) s[r] = gp[r] * inverse(np[r]);
+  for (int64_t r = 0; r < n; ++r) s[r] = over(gp[r], np[r]);
   Tensor scaled = at::empty_like(dy), dx = at::empty({m, k}, dy.options());
   T* sp = scaled.mutable_data_ptr<T>();
   at::parallel_for(0, m, grain(n), [&](int64_t begin, int64_t end) {

@@ -120,6 +120,12 @@ inline A inverse(A norm) {
   return norm == A(0) ? A(0) : A(1) / norm;
 }
 
+// a / norm, 0 for a row of zeros: one rounding, where a * inverse(norm) has two.
+template <typename A>
+inline A over(A a, A norm) {
+  return norm == A(0) ? A(0) : a / norm;
+}
+
 // out = scale * a
 template <typename O, typename A>
 inline void scale_row(O* out, const A* a, acc_t<A> scale, int64_t n) {
@@ -130,11 +136,11 @@ inline void scale_row(O* out, const A* a, acc_t<A> scale, int64_t n) {
 // <dw, v / norm>
 template <typename D, typename T>
 inline acc_t<T> row_dot(const D* dw, const T* v, acc_t<T> norm, int64_t n) {
+  if (norm_is_moderate<T>(norm)) return over(dot(dw, v, n), norm);
   const acc_t<T> inv = inverse(norm);
-  if (norm_is_moderate<T>(norm)) return dot(dw, v, n) * inv;
-  acc_t<T> sum = 0;
+  double sum = 0;  // one chain of additions: in float it would lose digits that the four chains of dot keep
   for (int64_t i = 0; i < n; ++i) sum += static_cast<acc_t<T>>(dw[i]) * (static_cast<acc_t<T>>(v[i]) * inv);
-  return sum;
+  return static_cast<acc_t<T>>(sum);
 }
 
 // dv = scale * (dw - c_over_norm * v); dv may be dw itself. The next row's dot comes after this and waits for memory,

@@ -95,7 +95,7 @@ std::vector<acc_t<T>> scales(const Tensor& g, const Tensor& norms) {
   std::vector<acc_t<T>> s(norms.numel());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, g.scalar_type(), "wnfused", [&] {
     const scalar_t* gains = gc.const_data_ptr<scalar_t>();
-    for (size_t r = 0; r < s.size(); ++r) s[r] = static_cast<acc_t<T>>(gains[r]) * inverse(n[r]);
+    for (size_t r = 0; r < s.size(); ++r) s[r] = over(static_cast<acc_t<T>>(gains[r]), n[r]);
   });
   return s;
 }
@@ -124,19 +124,19 @@ void contiguous_backward(const Layout& at, O* dv, const D* dw, const T* v, const
     for (int64_t r = begin; r < end; ++r) {
       const int64_t i = r * at.inner;
       c[r] = row_dot(dw + i, v + i, norms[r], at.inner);
-      if (dv) project_row(dv + i, dw + i, v + i, s[r], c[r] * inverse(norms[r]), at.inner);
+      if (dv) project_row(dv + i, dw + i, v + i, s[r], over(c[r], norms[r]), at.inner);
     }
   });
 }
 
 template <typename T, typename D>
 acc_t<T> careful_scattered_dot(const Layout& at, const D* dw, const T* v, int64_t row, acc_t<T> norm) {
-  acc_t<T> sum = 0;
+  double sum = 0;
   for (int64_t o = 0; o < at.outer; ++o) {
     const int64_t i = (o * at.rows + row) * at.inner;
     sum += row_dot(dw + i, v + i, norm, at.segment(o));
   }
-  return sum;
+  return static_cast<acc_t<T>>(sum);
 }
 
 template <typename T, typename D, typename O>
@@ -145,8 +145,8 @@ void scattered_backward(const Layout& at, O* dv, const D* dw, const T* v, const 
   const auto dots = reduce_rows<T>(at, [&](int64_t o, acc_t<T>* sums) { add_dots(at, o, dw, v, sums); });
   std::vector<acc_t<T>> c_over_norm(at.rows);
   for (int64_t r = 0; r < at.rows; ++r) {
-    c[r] = norm_is_moderate<T>(norms[r]) ? dots[r] * inverse(norms[r]) : careful_scattered_dot(at, dw, v, r, norms[r]);
-    c_over_norm[r] = c[r] * inverse(norms[r]);
+    c[r] = norm_is_moderate<T>(norms[r]) ? over(dots[r], norms[r]) : careful_scattered_dot(at, dw, v, r, norms[r]);
+    c_over_norm[r] = over(c[r], norms[r]);
   }
   if (!dv) return;
   if (!at.by_columns()) {
@@ -275,7 +275,7 @@ std::tuple<Tensor, Tensor> normalize(const Tensor& v_any, const Tensor& g, Dim d
         for (int64_t r = begin; r < end; ++r) {
           const int64_t i = r * at.inner;
           n[r] = row_norm(vp + i, at.inner, eps);
-          scale_row(wp + i, vp + i, static_cast<acc_t<T>>(gp[r]) * inverse(n[r]), at.inner);
+          scale_row(wp + i, vp + i, over(static_cast<acc_t<T>>(gp[r]), n[r]), at.inner);
         }
       });
     });

@@ -45,13 +45,13 @@ class _Differentiable(torch.autograd.Function):
         else:
             *ctx.options, relu = args[count:]
             ctx.save_for_backward(*args[: count - 1], norms, y if relu else None)
-        ctx.name, ctx.count, ctx.unused = name, count, len(args) - count
+        ctx.operator, ctx.count, ctx.unused = name, count, len(args) - count
         return y, norms
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         mask = list(ctx.needs_input_grad[3 : 3 + ctx.count])
-        op = getattr(torch.ops.wnfused, f"{ctx.name}_backward").default
+        op = getattr(torch.ops.wnfused, f"{ctx.operator}_backward").default
         gradients = op(dy, *ctx.saved_tensors, *ctx.options, mask)
         return (None, None, None, *gradients, *([None] * ctx.unused))
 

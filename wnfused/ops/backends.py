@@ -32,6 +32,7 @@ class Backend:
 _registry: dict[str, Backend] = {}
 _AUTO_ORDER = ("triton", "native", "torch")  # "triton" registers itself when its kernels are there
 _chosen = "auto"
+_said: set[str] = set()  # what the log was told of automatic choices
 _resolved: dict[str, Backend] = {}  # device type -> what "auto" or the explicit choice came to
 
 
@@ -80,12 +81,18 @@ def _resolve(device: torch.device) -> Backend:
             continue
         reason = _why_not(name, device)
         if reason is None:
-            because = f" ({'; '.join(passed_over)})" if passed_over else ""
-            level = logging.WARNING if passed_over and device.type == "cpu" else logging.INFO
-            log.log(level, "backend %r serves %s tensors%s", name, device.type, because)
+            _say_once(name, device, passed_over)
             return _registry[name]
         passed_over.append(f"no {name}: {reason}")
     raise AssertionError("the torch backend runs everywhere")
+
+
+def _say_once(name: str, device: torch.device, passed_over: list[str]) -> None:
+    because = f" ({'; '.join(passed_over)})" if passed_over else ""
+    message = f"backend {name!r} serves {device.type} tensors{because}"
+    if message not in _said:
+        _said.add(message)
+        log.log(logging.WARNING if passed_over and device.type == "cpu" else logging.INFO, message)
 
 
 class backend:  # noqa: N801 - reads as a function: wnfused.backend("torch"), or `with wnfused.backend("torch"):`

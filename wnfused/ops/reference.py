@@ -55,13 +55,18 @@ def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
     return torch.where(nonzero, scale * torch.where(nonzero, total, 1.0).sqrt(), 0.0)
 
 
-def _inverse(norms: Tensor) -> Tensor:
-    zero = norms == 0
-    return torch.where(zero, 0.0, 1.0 / torch.where(zero, 1.0, norms))
+def _nonzero(norms: Tensor) -> Tensor:
+    """The norms to divide by: a row with norm 0 is all zeros, and divided by 1 stays so."""
+    return torch.where(norms == 0, 1.0, norms)
+
+
+def _scale(g: Tensor, norms: Tensor) -> Tensor:
+    return torch.where(norms == 0, 0.0, g / _nonzero(norms))
 
 
 def _normalized(v: Tensor, g: Tensor, norms: Tensor) -> Tensor:
-    return (v * (g * _inverse(norms))).to(v.dtype)
+    # A norm over everything has no dimensions, and would not widen a 16-bit v by itself.
+    return (v.to(norms.dtype) * _scale(g, norms)).to(v.dtype)
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -73,10 +78,10 @@ def weight_norm_backward(
     dw: Tensor, v: Tensor, g: Tensor, norms: Tensor | None, dim: int | None, eps: float, mask: list[bool]
 ) -> Gradients:
     """(dv, dg), in the dtypes of v and g."""
-    inverse = _inverse(row_norms(v, dim, eps) if norms is None else norms)
-    u = v * inverse
+    norms = row_norms(v, dim, eps) if norms is None else norms
+    u, dw = v.to(norms.dtype) / _nonzero(norms), dw.to(norms.dtype)
     c = _row_sum(dw * u, dim)
-    dv = ((g * inverse) * (dw - c * u)).to(v.dtype) if mask[0] else None
+    dv = (_scale(g, norms) * (dw - c * u)).to(v.dtype) if mask[0] else None
     return dv, c.to(g.dtype) if mask[1] else None
 
 

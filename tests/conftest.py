@@ -8,13 +8,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Threads that spin between tiny parallel loops make the suite ten times slower when anything else uses the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import hypothesis
 import pytest
 import torch
 
 import wnfused
+from wnfused.ops import native
 
 hypothesis.settings.register_profile("wnfused", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.load_profile("wnfused")
@@ -33,6 +34,30 @@ def _poisoned() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(before)
+
+
+def _skip_without_compiler(error: wnfused.BackendUnavailable) -> None:
+    """On a machine that cannot build the native kernels, what needs them is skipped with the reason, not failed."""
+    if native.why_not(torch.device("cpu")) is not None:
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except wnfused.BackendUnavailable as error:
+        _skip_without_compiler(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except wnfused.BackendUnavailable as error:
+        _skip_without_compiler(error)
+        raise
 
 
 # Where WNFUSED_BACKEND=torch chose from the start, nothing loads the native library, and with it the C++ autograd that

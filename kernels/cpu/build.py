@@ -64,7 +64,8 @@ def library_path(name: str, sources: Sequence[Path]) -> Path:
 
 def compiler() -> str:
     """The C++ compiler: ``CXX``, which may carry arguments, or the first of c++, g++ and clang++ on the path."""
-    wanted = shlex.split(os.environ.get("CXX", ""))
+    given = os.environ.get("CXX", "")
+    wanted = [given] if shutil.which(given) else shlex.split(given)
     for candidate in wanted[:1] or ("c++", "g++", "clang++"):
         if found := shutil.which(candidate):
             return shlex.join([found, *wanted[1:]])

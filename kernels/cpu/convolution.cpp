@@ -6,8 +6,11 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/zeros.h>
 
+#include <array>
 #include <vector>
 
 #include "kernels.h"
@@ -42,15 +45,15 @@ Side choose(const Tensor& x, const Tensor& v, const Tensor& g, int64_t output, c
   return Side::kWeight;
 }
 
-// Elements of the output, from shapes alone: the choice is made before the convolution runs.
-int64_t output_numel(const Tensor& x, const Tensor& v, const Geometry& g) {
-  int64_t numel = x.size(0) * (g.transposed ? v.size(1) * g.groups : v.size(0));
+// The output's shape, from shapes alone: the choice is made before the convolution runs.
+std::vector<int64_t> output_shape(const Tensor& x, const Tensor& v, const Geometry& g) {
+  std::vector<int64_t> shape{x.size(0), g.transposed ? v.size(1) * g.groups : v.size(0)};
   for (int64_t d = 2; d < x.dim(); ++d) {
     const int64_t i = d - 2, reach = g.dilation[i] * (v.size(d) - 1);
-    numel *= g.transposed ? (x.size(d) - 1) * g.stride[i] - 2 * g.padding[i] + reach + g.output_padding[i] + 1
-                          : (x.size(d) + 2 * g.padding[i] - reach - 1) / g.stride[i] + 1;
+    shape.push_back(g.transposed ? (x.size(d) - 1) * g.stride[i] - 2 * g.padding[i] + reach + g.output_padding[i] + 1
+                                 : (x.size(d) + 2 * g.padding[i] - reach - 1) / g.stride[i] + 1);
   }
-  return numel;
+  return shape;
 }
 
 template <typename T>
@@ -133,6 +136,88 @@ std::tuple<Tensor, Tensor, Tensor> convolve_backward(const Tensor& dy, const Ten
                                   g.output_padding, g.groups, mask);
 }
 
+// One signal shorter than the weight's rows, as vocoders have it: as a matmul with the signal's patches the sums take two
+// thirds of the time that the convolution needs, which reorders a large weight and its gradient on every call.
+bool as_matmul(const Tensor& x, const Tensor& v, const Geometry& g) {
+  return !g.transposed && g.groups == 1 && x.size(0) == 1 && x.dim() <= 4 && x.is_contiguous() && v.is_contiguous();
+}
+
+// The geometry of patches: a one-dimensional signal is an image one row high.
+struct Patches {
+  int64_t channels, height, width, kernel_h, kernel_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+
+  Patches(const Tensor& x, const Tensor& v, const Geometry& g, at::IntArrayRef out) {
+    const bool flat = x.dim() == 3;
+    const auto first = [&](at::IntArrayRef sizes, int64_t height) { return flat ? height : sizes[0]; };
+    channels = x.size(1);
+    height = flat ? 1 : x.size(2), width = x.size(-1);
+    kernel_h = flat ? 1 : v.size(2), kernel_w = v.size(-1);
+    out_h = flat ? 1 : out[2], out_w = out.back();
+    stride_h = first(g.stride, 1), stride_w = g.stride.back();
+    pad_h = first(g.padding, 0), pad_w = g.padding.back();
+    dilation_h = first(g.dilation, 1), dilation_w = g.dilation.back();
+  }
+
+  int64_t pixels() const { return out_h * out_w; }
+  int64_t size() const { return channels * kernel_h * kernel_w; }
+
+  // body(place in the image, place in the patch) for every element of pixel's patch in one channel that is not padding.
+  template <typename Body>
+  void visit(int64_t pixel, int64_t channel, const Body& body) const {
+    const int64_t top = pixel / out_w * stride_h - pad_h, left = pixel % out_w * stride_w - pad_w;
+    for (int64_t i = 0; i < kernel_h; ++i) {
+      const int64_t y = top + i * dilation_h;
+      if (y < 0 || y >= height) continue;
+      for (int64_t j = 0; j < kernel_w; ++j) {
+        const int64_t x = left + j * dilation_w;
+        if (x >= 0 && x < width) body((channel * height + y) * width + x, (channel * kernel_h + i) * kernel_w + j);
+      }
+    }
+  }
+};
+
+Tensor patches(const Tensor& x, const Patches& at) {  // [pixels, channels * kernel]
+  Tensor out = at::zeros({at.pixels(), at.size()}, x.options());
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "wn_convolution", [&] {
+    const scalar_t* from = x.const_data_ptr<scalar_t>();
+    scalar_t* to = out.mutable_data_ptr<scalar_t>();
+    at::parallel_for(0, at.pixels(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p)
+        for (int64_t c = 0; c < at.channels; ++c)
+          at.visit(p, c, [&](int64_t image, int64_t patch) { to[p * at.size() + patch] = from[image]; });
+    });
+  });
+  return out;
+}
+
+// The sum of all patches, each at its place: the transpose of patches().
+Tensor unpatched(const Tensor& columns, const Tensor& x, const Patches& at) {
+  Tensor dx = at::zeros(x.sizes(), x.options());
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "wn_convolution", [&] {
+    const scalar_t* from = columns.const_data_ptr<scalar_t>();
+    scalar_t* to = dx.mutable_data_ptr<scalar_t>();
+    at::parallel_for(0, at.channels, 16, [&](int64_t begin, int64_t end) {
+      for (int64_t p = 0; p < at.pixels(); ++p)
+        for (int64_t c = begin; c < end; ++c)
+          at.visit(p, c, [&](int64_t image, int64_t patch) { to[image] += from[p * at.size() + patch]; });
+    });
+  });
+  return dx;
+}
+
+Tensor matmul_convolve(const Tensor& x, const Tensor& v, const Geometry& g, at::IntArrayRef shape) {
+  return v.view({v.size(0), -1}).mm(patches(x, Patches(x, v, g, shape)).t()).view(shape);
+}
+
+Tensor matmul_input_gradient(const Tensor& dy, const Tensor& x, const Tensor& v, const Geometry& g) {
+  const Tensor columns = dy.reshape({dy.size(1), -1}).t().mm(v.view({v.size(0), -1}));
+  return unpatched(columns, x, Patches(x, v, g, dy.sizes()));
+}
+
+Tensor matmul_weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& v, const Geometry& g) {
+  return dy.reshape({dy.size(1), -1}).mm(patches(x, Patches(x, v, g, dy.sizes()))).view(v.sizes());
+}
+
 Tensor bias_gradient(const Tensor& dy) {
   std::vector<int64_t> dims{0};
   for (int64_t d = 2; d < dy.dim(); ++d) dims.push_back(d);
@@ -144,11 +229,13 @@ Tensor bias_gradient(const Tensor& dy) {
 std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias_any,
                                        const Geometry& geometry, Dim dim, double eps, bool relu) {
   Tensor bias = bias_any.has_value() && bias_any->defined() ? *bias_any : Tensor();
-  const Side side = choose(x, v, g, output_numel(x, v, geometry), geometry, dim);
+  const auto shape = output_shape(x, v, geometry);
+  const Side side = choose(x, v, g, c10::multiply_integers(shape), geometry, dim);
   Tensor y, norms;
   if (side != Side::kWeight) norms = row_norms(v, g, dim, eps);
   if (side == Side::kOutput && all_moderate(norms)) {
-    y = in_order(convolve(x, v, Tensor(), geometry));
+    y = as_matmul(x, v, geometry) ? matmul_convolve(x, v, geometry, shape)
+                                  : in_order(convolve(x, v, Tensor(), geometry));
     scale_channels(y, y, g, norms, bias.defined() ? bias.contiguous() : bias, relu);
     return {y, norms};
   }
@@ -179,6 +266,10 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
       const Tensor w = normalized(v, g, norms, dim, x.scalar_type());
       std::tie(dx, dw, db) = convolve_backward(dy, x, w, geometry, {mask[0], want_dw, db_beside_dw});
     }
+  } else if (side == Side::kOutput && as_matmul(x, v, geometry)) {
+    if (mask[0]) dx = matmul_input_gradient(scaled(dy, g, norms), x, v, geometry);
+    if (want_dw) dw = matmul_weight_gradient(dy, x, v, geometry);
+    if (want_db) db = bias_gradient(dy);
   } else {
     if (mask[0]) {
       dx = std::get<0>(convolve_backward(side == Side::kOutput ? scaled(dy, g, norms) : dy, x, v, geometry, {true, false, false}));
@@ -188,7 +279,7 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
   }
   if (mask[0]) dx = in_strides_of(x, dx);
   if (want_dw) std::tie(dv, dg) = consume_dw(dw, v, g, norms, dim, mask[1], mask[2]);
-  if (want_db && !db_beside_dw) db = bias_gradient(dy);
+  if (want_db && !db.defined()) db = bias_gradient(dy);
   return {dx, dv, dg, db};
 }
 

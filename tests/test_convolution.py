@@ -74,7 +74,7 @@ def gradient_of(y_wide: Tensor) -> Tensor:
     return torch.randn_like(y_wide) + y_wide.detach()
 
 
-def compare(inputs: Inputs, transposed: bool = False, relu: bool = False, **arguments: Any) -> None:
+def check_against_float64(inputs: Inputs, transposed: bool = False, relu: bool = False, **arguments: Any) -> None:
     """Output and gradients against float64; nothing that was handed in is written to."""
     before = [None if t is None else t.detach().clone() for t in inputs]
     y = run(inputs, transposed, relu, **arguments)
@@ -115,7 +115,7 @@ def test_values_and_gradients(
     backend: str, x: Shape, v: Shape, arguments: dict[str, Any], transposed: bool, dtype: torch.dtype
 ) -> None:
     for dim in (*range(len(v)), None):
-        compare(make(x, v, dim, dtype, transposed=transposed), transposed, dim=dim, **arguments)
+        check_against_float64(make(x, v, dim, dtype, transposed=transposed), transposed, dim=dim, **arguments)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -125,7 +125,7 @@ def test_values_and_gradients(
 def test_options(
     backend: str, x: Shape, v: Shape, arguments: dict[str, Any], transposed: bool, eps: float, bias: bool, relu: bool
 ) -> None:
-    compare(make(x, v, 0, bias=bias, transposed=transposed), transposed, relu, eps=eps, **arguments)
+    check_against_float64(make(x, v, 0, bias=bias, transposed=transposed), transposed, relu, eps=eps, **arguments)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, None])
@@ -136,30 +136,32 @@ def test_groups(backend: str, per_group: int, transposed: bool, dim: int | None)
     groups, outputs = 4, 2 * per_group
     v = (groups * per_group, outputs, 3) if transposed else (groups * outputs, per_group, 3)
     arguments = {"groups": groups, "stride": 2, "padding": 1, "dim": dim}
-    compare(make((2, groups * per_group, 9), v, dim, transposed=transposed, groups=groups), transposed, **arguments)
+    check_against_float64(
+        make((2, groups * per_group, 9), v, dim, transposed=transposed, groups=groups), transposed, **arguments
+    )
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_depthwise(backend: str, transposed: bool) -> None:
     for dim in (0, 1, 3, None):
         inputs = make((2, 6, 5, 4), (6, 1, 3, 3), dim, transposed=transposed, groups=6)
-        compare(inputs, transposed, dim=dim, groups=6, padding=1)
+        check_against_float64(inputs, transposed, dim=dim, groups=6, padding=1)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", 2, (2,), [2]], ids=str)
 @pytest.mark.parametrize("kernel", [1, 2, 3, 4])
 @pytest.mark.parametrize("dilation", [1, 2, 3])
 def test_padding_of_one_dimension(backend: str, kernel: int, dilation: int, padding: Any) -> None:
-    compare(make((2, 3, 13), (4, 3, kernel), 0), padding=padding, dilation=dilation)
+    check_against_float64(make((2, 3, 13), (4, 3, kernel), 0), padding=padding, dilation=dilation)
 
 
 @pytest.mark.parametrize("padding", ["same", "valid", (0, 2), (3, 1)], ids=str)
 def test_padding_of_two_dimensions(backend: str, padding: Any) -> None:
-    compare(make((2, 3, 9, 8), (4, 3, 4, 3), 0), padding=padding, dilation=(1, 2))
+    check_against_float64(make((2, 3, 9, 8), (4, 3, 4, 3), 0), padding=padding, dilation=(1, 2))
 
 
 def test_same_padding_of_three_dimensions(backend: str) -> None:
-    compare(make((2, 3, 4, 5, 6), (4, 3, 2, 3, 4), 0), padding="same")
+    check_against_float64(make((2, 3, 4, 5, 6), (4, 3, 2, 3, 4), 0), padding="same")
 
 
 @pytest.mark.parametrize("mode", ["reflect", "replicate", "circular", "zeros"])
@@ -201,7 +203,7 @@ def test_numpy_integers_are_integers(backend: str) -> None:
 @each_convolution
 def test_unbatched(backend: str, x: Shape, v: Shape, arguments: dict[str, Any], transposed: bool) -> None:
     for relu in (False, True):
-        compare(make(x[1:], v, 0, transposed=transposed), transposed, relu, **arguments)
+        check_against_float64(make(x[1:], v, 0, transposed=transposed), transposed, relu, **arguments)
 
 
 @each_convolution
@@ -220,7 +222,7 @@ def test_empty_batch(backend: str, x: Shape, v: Shape, arguments: dict[str, Any]
 @pytest.mark.parametrize("v", [(1, 1, 1), (1, 5, 1), (5, 1, 1), (5, 5, 1), (1, 1, 4)], ids=str)
 def test_single_rows_and_kernels_of_one_element(backend: str, v: Shape, transposed: bool, dim: int | None) -> None:
     inputs = make((3, v[0] if transposed else v[1], 6), v, dim, torch.float64, transposed=transposed)
-    compare(inputs, transposed, dim=dim)
+    check_against_float64(inputs, transposed, dim=dim)
 
 
 @st.composite
@@ -267,7 +269,7 @@ def test_any_shape(case: dict[str, Any], relu: bool, bias: bool, channels_last: 
     if channels_last:
         inputs[:2] = [as_channels_last(t) for t in inputs[:2]]
     with wnfused.backend(name):
-        compare(inputs, transposed, relu, **arguments)
+        check_against_float64(inputs, transposed, relu, **arguments)
 
 
 def as_channels_last(t: Tensor | None) -> Tensor:
@@ -335,7 +337,7 @@ def test_every_side(
     inputs = sided(x, v, transposed, arguments)
     if channels_last:
         inputs[0] = as_channels_last(inputs[0])
-    compare(inputs, transposed, relu=channels_last, **arguments)
+    check_against_float64(inputs, transposed, relu=channels_last, **arguments)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -351,7 +353,7 @@ def test_options_of_every_side(
     relu: bool,
     bias: bool,
 ) -> None:
-    compare(sided(x, v, transposed, arguments, bias=bias), transposed, relu, eps=3.0, **arguments)
+    check_against_float64(sided(x, v, transposed, arguments, bias=bias), transposed, relu, eps=3.0, **arguments)
 
 
 def significant(t: Tensor) -> list[int]:
@@ -416,7 +418,7 @@ def test_parameters_in_any_strides(backend: str, n: int, dim: int | None) -> Non
     assert v is not None and gain is not None
     inputs[1] = turned(v.detach()).requires_grad_()
     inputs[2] = torch.stack([gain.detach(), gain.detach() - 9], dim=-1)[..., 0].requires_grad_()
-    compare(inputs, dim=dim)
+    check_against_float64(inputs, dim=dim)
     y = run(inputs, dim=dim)
     assert gradients(y, inputs, torch.randn_like(y))[1].stride() == inputs[1].stride()
 
@@ -458,7 +460,7 @@ def test_inputs_of_any_layout(backend: str) -> None:
             for dim in (0, 1, None):
                 inputs = make(tuple(x.shape), v, dim)
                 inputs[0] = x.detach().requires_grad_()
-                compare(inputs, dim=dim, padding=1)
+                check_against_float64(inputs, dim=dim, padding=1)
 
 
 def along(t: Tensor, dim: int | None, rows: slice) -> Tensor:
@@ -498,7 +500,7 @@ def test_extreme_norm_of_the_whole_weight(backend: str, transposed: bool, scale:
         inputs = make((2, v[0], 4), v, None, transposed=transposed)
         with torch.no_grad():
             inputs[1].mul_(scale)  # type: ignore[union-attr]
-        compare(inputs, transposed, dim=None, padding=1)
+        check_against_float64(inputs, transposed, dim=None, padding=1)
 
 
 @one_of_each_side
@@ -541,7 +543,7 @@ def test_zero_gain(backend: str) -> None:
         inputs = make((2, v[1], 5), v, 0)
         with torch.no_grad():
             inputs[2].zero_()  # type: ignore[union-attr]
-        compare(inputs)
+        check_against_float64(inputs)
 
 
 @pytest.mark.parametrize("relu", [False, True])

@@ -26,7 +26,7 @@ def expected(x: Tensor, v: Tensor, g: Tensor, b: Tensor | None, dim: int | None,
     return y.relu() if relu else y
 
 
-def compare(inputs: list[Tensor | None], dim: int | None, eps: float = 0.0, relu: bool = False) -> None:
+def check_against_float64(inputs: list[Tensor | None], dim: int | None, eps: float = 0.0, relu: bool = False) -> None:
     x, v, g, b = inputs
     assert x is not None
     y = wn_linear(x, v, g, b, dim=dim, eps=eps, activation="relu" if relu else None)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def compare(inputs: list[Tensor | None], dim: int | None, eps: float = 0.0, relu
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("shape", [(1, 37, 23), (3, 64, 33), (8, 16, 130), (9, 50, 17), (40, 129, 65)], ids=str)
 def test_values_and_gradients(backend: str, shape: tuple[int, int, int], dim: int | None, dtype: torch.dtype) -> None:
-    compare(make(*shape, dim, dtype), dim)
+    check_against_float64(make(*shape, dim, dtype), dim)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -53,7 +53,7 @@ def test_values_and_gradients(backend: str, shape: tuple[int, int, int], dim: in
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 @pytest.mark.parametrize("m", [2, 20])
 def test_options(backend: str, m: int, eps: float, bias: bool, relu: bool) -> None:
-    compare(make(m, 31, 18, 0, torch.float32, bias), 0, eps, relu)
+    check_against_float64(make(m, 31, 18, 0, torch.float32, bias), 0, eps, relu)
 
 
 @given(
@@ -70,13 +70,13 @@ def test_any_shape(
     m: int, k: int, n: int, dim: int | None, relu: bool, bias: bool, dtype: torch.dtype, name: str
 ) -> None:
     with wnfused.backend(name):
-        compare(make(m, k, n, dim, dtype, bias), dim, relu=relu)
+        check_against_float64(make(m, k, n, dim, dtype, bias), dim, relu=relu)
 
 
 @pytest.mark.parametrize("m", [3, 40])
 def test_large_weight_is_walked_in_blocks(m: int) -> None:
     with wnfused.backend("native"):
-        compare(make(m, 1021, 2311, 0, torch.float32), 0)
+        check_against_float64(make(m, 1021, 2311, 0, torch.float32), 0)
 
 
 @pytest.mark.parametrize("leading", [(), (0,), (2, 3), (2, 0, 3)], ids=str)
@@ -175,7 +175,7 @@ def test_zero_gain(backend: str) -> None:
     inputs = make(20, 15, 9, 0, torch.float32)
     with torch.no_grad():
         inputs[2].zero_()  # type: ignore[union-attr]
-    compare(inputs, 0)
+    check_against_float64(inputs, 0)
 
 
 def test_nan_and_infinity_stay_visible(backend: str) -> None:

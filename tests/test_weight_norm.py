@@ -42,7 +42,7 @@ def gradient_of(w_wide: Tensor) -> Tensor:
     return torch.randn_like(w) + w / w.square().mean().sqrt()
 
 
-def compare(v: Tensor, g: Tensor, dim: int | None, eps: float = 0.0) -> None:
+def check_against_float64(v: Tensor, g: Tensor, dim: int | None, eps: float = 0.0) -> None:
     before = v.detach().clone(), g.detach().clone()
     w = weight_norm(v, g, dim, eps)
     wide = doubles(v, g)
@@ -69,13 +69,13 @@ def norms(v: Tensor, dim: int | None) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "dim"), EVERY)
 def test_values_and_gradients(backend: str, shape: Shape, dim: int | None, dtype: torch.dtype) -> None:
-    compare(*make(shape, dim, dtype), dim)
+    check_against_float64(*make(shape, dim, dtype), dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("shape", "dim"), LARGE)
 def test_large_weights(backend: str, shape: Shape, dim: int | None, dtype: torch.dtype) -> None:
-    compare(*make(shape, dim, dtype), dim)
+    check_against_float64(*make(shape, dim, dtype), dim)
 
 
 @pytest.mark.parametrize(("shape", "dim"), EVERY)
@@ -89,7 +89,7 @@ def test_equals_torch(backend: str, shape: Shape, dim: int | None) -> None:
 @pytest.mark.parametrize("eps", [1e-12, 1e-3, 10.0])
 def test_eps(backend: str, eps: float) -> None:
     for shape, dim in EVERY:
-        compare(*make(shape, dim), dim, eps)
+        check_against_float64(*make(shape, dim), dim, eps)
 
 
 @given(
@@ -104,7 +104,7 @@ def test_any_shape_and_order(shape: list[int], data: st.DataObject, dtype: torch
     v, g = make(tuple(shape), dim, dtype)
     v = v.detach().permute(*order).contiguous().permute(*torch.tensor(order).argsort().tolist()).requires_grad_()
     with wnfused.backend(name):
-        compare(v, g, dim)
+        check_against_float64(v, g, dim)
 
 
 LAYOUTS = {
@@ -130,7 +130,7 @@ def test_layouts(backend: str, layout: str) -> None:
     for dim in (0, 1, LAYOUTS[layout].ndim - 1, None):
         v = LAYOUTS[layout].detach().requires_grad_()
         _, g = make(tuple(v.shape), dim)
-        compare(v, g, dim)
+        check_against_float64(v, g, dim)
         w = weight_norm(v, g, dim)
         assert w.stride() == torch.empty_like(v).stride()
         assert gradients(w, [v, g], torch.randn_like(w))[0].stride() == torch.empty_like(v).stride()
@@ -155,7 +155,7 @@ def test_layouts_of_the_gradient(backend: str, layout: str) -> None:
 def test_strided_and_expanded_gain(backend: str) -> None:
     v, _ = make((6, 9), 0)
     for gain in (torch.rand(6, 4)[:, 1:2] + 0.5, torch.tensor(0.7).expand(6, 1)):
-        compare(v, gain.detach().requires_grad_(), 0)
+        check_against_float64(v, gain.detach().requires_grad_(), 0)
 
 
 @pytest.mark.parametrize(

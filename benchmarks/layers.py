@@ -15,7 +15,7 @@ from torch import nn
 
 import wnfused
 from benchmarks.interleave import Timing, interleave
-from benchmarks.peers import PEERS, inference, training_step, with_weight_norm
+from benchmarks.peers import PEERS, inference, training_step, whole_step, with_weight_norm
 from benchmarks.resnet import resnet
 
 
@@ -26,7 +26,7 @@ class Case:
     shape: tuple[int, ...]
     must: float
     aim: float
-    kind: str = "training"  # or "inference", "frozen"
+    kind: str = "training"  # or "whole step", "inference", "frozen"
 
 
 def _linear(batch: int, inputs: int, outputs: int, must: float, aim: float, kind: str = "training") -> Case:
@@ -53,7 +53,7 @@ CASES = (
     Case("Conv1d 512→512 k7, length 32, batch 1", lambda: nn.Conv1d(512, 512, 7, padding=3), (1, 512, 32), 1.15, 1.05),
     _linear(8, 4096, 4096, 1.30, 1.05, "inference"),
     _linear(8, 4096, 4096, 1.02, 1.02, "frozen"),
-    Case("ResNet-110, batch 8, whole step", lambda: resnet(110), (8, 3, 32, 32), 1.05, 1.02),
+    Case("ResNet-110, batch 8, whole step", lambda: resnet(110), (8, 3, 32, 32), 1.05, 1.02, "whole step"),
 )
 
 
@@ -61,7 +61,7 @@ def measure(case: Case, seconds: float) -> dict[str, Timing]:
     torch.manual_seed(0)
     plain, x = case.make(), torch.randn(case.shape)
     models = {peer: with_weight_norm(plain, peer) for peer in PEERS}
-    step = training_step if case.kind == "training" else inference
+    step = {"training": training_step, "whole step": whole_step}.get(case.kind, inference)
     functions = {peer: step(model, x) for peer, model in models.items()}
     if case.kind != "frozen":
         return interleave(functions, seconds=seconds)

@@ -290,7 +290,16 @@ SIDES = [
     ("input", (2, 120, 7), (96, 120, 7), False, {"padding": 3, "dim": 1}),
     ("weight", (2, 80, 2, 2), (96, 80, 3, 3), False, {"padding": 1, "dim": 2}),
     ("weight", (2, 160, 2, 2), (96, 80, 3, 3), False, {"padding": 1, "groups": 2, "dim": 1}),
-    ("weight", (2, 6, 9, 9), (5, 6, 3, 3), False, {"dim": 0}),
+    ("weight", (2, 6, 9, 9), (4, 3, 3, 3), False, {"groups": 2, "dim": 0}),
+    ("channels last", (2, 6, 9, 9), (5, 6, 3, 3), False, {"dim": 0}),
+    (
+        "channels last",
+        (3, 17, 9, 5),
+        (33, 17, 3, 2),
+        False,
+        {"stride": (2, 1), "padding": 1, "dilation": (1, 2), "dim": 0},
+    ),
+    ("channels last", (2, 20, 37), (18, 20, 5), False, {"stride": 2, "padding": 2, "dim": 0}),
     ("output", (2, 80, 2, 2), (80, 96, 3, 3), True, {"padding": 1, "dim": 1}),
     ("output", (2, 80, 2, 2), (80, 96, 3, 3), True, {"padding": 1, "dim": None}),
     ("output", (2, 80, 2, 2), (80, 96, 3, 3), True, {"padding": 1, "groups": 2, "dim": None}),
@@ -306,7 +315,7 @@ SIDES = [
 SIDE_IDS = [f"{s[0]}{' transposed' if s[3] else ''} {len(s[1]) - 2}d {list(s[4].values())}" for s in SIDES]
 each_side = pytest.mark.parametrize(("side", "x", "v", "transposed", "arguments"), SIDES, ids=SIDE_IDS)
 # One of each side, plain and transposed, for what concerns the sides but not their every variant.
-ONE_OF_EACH = [SIDES[i] for i in (0, 5, 8, 11, 15, 20)]
+ONE_OF_EACH = [SIDES[i] for i in (0, 5, 8, 12, 14, 18, 23)]
 one_of_each_side = pytest.mark.parametrize(
     ("side", "x", "v", "transposed", "arguments"), ONE_OF_EACH, ids=[f"{s[0]}-{s[3]}" for s in ONE_OF_EACH]
 )
@@ -320,7 +329,7 @@ def sided(x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any], **opt
 def test_native_kernel_takes_the_side_the_cases_are_for(
     side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
-    """Seen from its temporaries: a scaled weight, a scaled input, or neither where the output is scaled in place."""
+    """Seen from its temporaries: a scaled weight or input in its own order, or neither."""
     inputs = sided(x, v, transposed, arguments)
     with wnfused.backend("native"), torch.no_grad(), torch.autograd.profiler.profile(record_shapes=True) as profile:
         run(inputs, transposed, **arguments)

@@ -305,7 +305,7 @@ def test_repeated_runs_are_the_same_bit_for_bit(backend: str, shape: Shape, dim:
 def test_no_less_accurate_than_torch(backend: str, shape: Shape, dim: int | None, dtype: torch.dtype) -> None:
     """Errors against float64, averaged over draws: of w, dv and dg, each not above torch's own in the same dtype."""
     totals = torch.zeros(2, 3, 2, dtype=torch.float64)
-    for seed in range(20):
+    for seed in range(60):
         torch.manual_seed(seed)
         v, g = make(shape, dim, dtype)
         wide = doubles(v, g)
@@ -315,5 +315,5 @@ def test_no_less_accurate_than_torch(backend: str, shape: Shape, dim: int | None
         for i, w in enumerate((weight_norm(v, g, dim), torch._weight_norm(v, g, -1 if dim is None else dim))):
             for j, (own, want) in enumerate(zip([w, *gradients(w, [v, g], dw)], wanted, strict=True)):
                 totals[i, j] += torch.tensor(errors(own, want), dtype=torch.float64)
-    allowed = totals[1].nan_to_num(nan=math.inf) * torch.tensor([1.2, 1.1])  # torch overflows in float16
+    allowed = totals[1].nan_to_num(nan=math.inf) * 1.1  # torch overflows in float16
     assert (totals[0] <= allowed).all(), f"(largest, rms) of w, dv, dg: own {totals[0]}, torch {totals[1]}"

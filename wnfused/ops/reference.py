@@ -49,7 +49,8 @@ def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
     if v.ndim > 1 or dim is None:
         largest = largest.amax([d for d in range(v.ndim) if d != dim]).reshape(gain_shape(tuple(v.shape), dim))
     scale = largest.clamp_min(eps**0.5)
-    scale = torch.where((scale > 0) & scale.isfinite(), scale, 1.0)
+    power = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)  # dividing by it does not round
+    scale = torch.where((scale > 0) & scale.isfinite(), power, 1.0)
     total = _row_sum((v / scale).square(), dim) + (eps**0.5 / scale).square()
     nonzero = total != 0  # NaN counts as nonzero and stays visible
     return torch.where(nonzero, scale * torch.where(nonzero, total, 1.0).sqrt(), 0.0)

@@ -62,7 +62,9 @@ class Workshop:
 
     def start(self) -> subprocess.Popen[str]:
         """The same build in a process of its own."""
-        code = "import sys, pathlib; from wnfused.kernels.cpu.build import build\n"
+        # a shell that runs its tests in the background makes them, and their children, ignore interrupts
+        code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        code += "import sys, pathlib; from wnfused.kernels.cpu.build import build\n"
         code += "print(build('tiny', [pathlib.Path(sys.argv[1])]))"
         command = [sys.executable, "-c", code, str(self.source)]
         with (self.folder / f"said-{len(self.started)}").open("w") as said:

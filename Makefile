@@ -3,17 +3,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=# more arguments for pip, for example another package index
-ARGS ?=# more arguments for pytest, the example or the benchmarks
+ARGS ?=# more arguments for pytest, the example, the benchmarks or the audit
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test lint format train bench clean
+.PHONY: help setup build test test-gpu lint format train bench bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## make .venv and install the package (editable), its tools and its pinned dependencies
 
@@ -51,6 +51,11 @@ test: setup lint ## lint, build the native kernels and run the tests
 	@echo "==> running the tests"
 	$(BIN)/python -m pytest $(ARGS)
 
+test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of in the interpreter
+	@echo "==> testing the Triton kernels on a GPU"
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest $(wildcard tests/test_triton_*.py) $(ARGS)
+
 train: setup ## train a weight-normalized network on scikit-learn's digits, beside torch's weight_norm
 	@echo "==> training on scikit-learn's digits"
 	@$(BIN)/python benchmarks/digits.py $(ARGS)
@@ -58,6 +63,15 @@ train: setup ## train a weight-normalized network on scikit-learn's digits, besi
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
 	@echo "==> measuring (leave the machine alone meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
+
+bench-gpu: setup ## measure the layers on the GPU at hand
+	@echo "==> measuring on a GPU (leave the machine alone meanwhile)"
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
+	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+audit: setup ## compile the Triton kernels for every target without a GPU and write docs/audit.md
+	@echo "==> auditing the Triton kernels"
+	@$(BIN)/wnfused audit --markdown docs/audit.md $(ARGS)
 
 clean: ## remove caches and build products (not .venv)
 	@echo "==> removing caches and build products"

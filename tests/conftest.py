@@ -5,6 +5,7 @@ import os
 # Some virtual machines advertise AMX without having it, and oneDNN's bf16 matmul dies there; read before torch starts.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported; `make test-gpu` sets it to 0
 # Threads that spin between tiny parallel loops make the suite ten times slower when anything else uses the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -62,7 +63,8 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 # Where WNFUSED_BACKEND=torch chose from the start, nothing loads the native library, and with it the C++ autograd that
 # otherwise serves CPU tensors under either backend: tests/test_backends.py runs tests in such a process.
-BACKENDS = ["torch"] if os.environ.get("WNFUSED_BACKEND") == "torch" else ["native", "torch"]
+CHOSEN = os.environ.get("WNFUSED_BACKEND")
+BACKENDS = [CHOSEN] if CHOSEN in ("torch", "triton") else ["native", "torch"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -19,6 +19,7 @@ from torch import Tensor
 import wnfused
 from wnfused import BackendUnavailable, WNConv1d, WNConv2d, WNConvTranspose1d, WNLinear
 from wnfused.kernels.cpu.build import cache_root
+from wnfused.kernels.triton import support
 from wnfused.ops import backends, native, torch_backend
 
 TESTS = Path(__file__).parent
@@ -97,11 +98,12 @@ def test_unknown_name() -> None:
     assert backends.chosen() == before
 
 
-def test_triton_says_why_it_cannot_run() -> None:
-    """It has its place in the registry; until its kernels are there an explicit choice fails and changes nothing."""
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An explicit choice that fails changes nothing."""
+    monkeypatch.setattr(support, "interpreted", lambda: False)
     with wnfused.backend("torch"):
         with pytest.raises(
-            BackendUnavailable, match="backend 'triton' cannot run: it is not part of this installation"
+            BackendUnavailable, match="backend 'triton' cannot run: CPU tensors need triton's interpreter"
         ):
             wnfused.backend("triton")
         assert backends.chosen() == "torch"
@@ -111,7 +113,7 @@ def test_triton_says_why_it_cannot_run() -> None:
 def test_a_registered_backend_is_preferred_by_auto(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the triton issue will do: register, and be taken where it can run and passed over where it cannot."""
+    """A backend that volunteers for a device is taken where it can run and passed over where it cannot."""
     monkeypatch.setattr(backends, "_registry", dict(backends._registry))
     backends.register(backends.Backend("triton", lambda device: "it has no GPU", lambda: None))
     try:
@@ -330,8 +332,8 @@ def test_environment_chooses_what_is_not_there(tmp_path: Path, value: str) -> No
             say(error=str(error))
         """
     if value == "triton":
-        error = python(code, tmp_path, WNFUSED_BACKEND=value)["error"]
-        assert error == "backend 'triton' cannot run on device 'cpu': it is not part of this installation"
+        error = python(code, tmp_path, WNFUSED_BACKEND=value, TRITON_INTERPRET="0")["error"]
+        assert error.startswith("backend 'triton' cannot run on device 'cpu': CPU tensors need triton's interpreter")
     else:
         with pytest.raises(AssertionError, match="environment variable WNFUSED_BACKEND: backend: unknown name 'fast'"):
             python(code, tmp_path, WNFUSED_BACKEND=value)

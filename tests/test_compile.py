@@ -100,7 +100,9 @@ def backward_arguments(name: str, arguments: list[Any], mask: list[bool]) -> lis
     if name == "weight_norm":
         v, g, *options = arguments
         return [dy, v, g, norms, *options, mask]
-    x, v, g, _, *options, relu = arguments
+    x, v, g, bias, *options, relu = arguments
+    if name == "linear":
+        options.append(bias is not None)
     return [dy, x, v, g, norms, y.detach() if relu else None, *options, mask]
 
 

@@ -195,7 +195,7 @@ def test_only_asked_gradients_are_computed(backend: str, m: int) -> None:
     y, norms = torch.ops.wnfused.linear(x, v, g, b, 0, 0.0, False)
     for asked in range(16):
         mask = [bool(asked & bit) for bit in (1, 2, 4, 8)]
-        results = torch.ops.wnfused.linear_backward(torch.ones_like(y), x, v, g, norms, None, 0, 0.0, mask)
+        results = torch.ops.wnfused.linear_backward(torch.ones_like(y), x, v, g, norms, None, 0, 0.0, True, mask)
         assert [t is not None for t in results] == mask
 
 

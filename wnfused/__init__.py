@@ -14,6 +14,7 @@ from wnfused.layers import (
     WNLinear,
 )
 from wnfused.ops.backends import BackendUnavailable, backend
+from wnfused.precompute import precompute_norms
 from wnfused.state_dicts import state_dict
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "fold",
     "frozen",
     "functional",
+    "precompute_norms",
     "state_dict",
     "to_torch",
 ]

@@ -233,3 +233,105 @@ def _describe_bf16(probe: dict[str, Any]) -> str:
     if probe["cure"]:
         return f"{probe['died']}: set {probe['cure']} (tried here: it works then)"
     return f"{probe['died']}, also under {' '.join(f'{n}={v}' for n, v in ISA_CURE.items())}"
+
+
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda", help="the GPU to measure on (default: cuda)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument(
+        "--linear", action="append", default=[], metavar="M,IN,OUT", help="a linear layer to tune, instead of the usual"
+    )
+    parser.add_argument("--clear", action="store_true", help="forget what was measured on this device")
+
+
+@command("tune", "measure the Triton kernels' plans on this GPU and keep the fastest", _tune_arguments)
+def tune(args: argparse.Namespace) -> int:
+    import torch
+
+    from wnfused.kernels.triton import support
+
+    if reason := support.missing():
+        return fail(f"tune: {reason}")
+    from wnfused.kernels.triton import measure
+    from wnfused.kernels.triton import tune as plans
+
+    try:
+        device, layers = torch.device(args.device), [_linear_layer(text) for text in args.linear] or measure.LAYERS
+    except (RuntimeError, ValueError) as error:
+        return fail(f"tune: {str(error).splitlines()[0]}", code=2)
+    if reason := measure.why_not(device):
+        return fail(f"tune: {reason}")
+    if args.clear:
+        plans.cache_file(device).unlink(missing_ok=True)
+        plans.forget()
+    winners = measure.tune_layers(
+        layers, getattr(torch, args.dtype), device, lambda layer: print(f"measuring {layer} …", flush=True)
+    )
+    for problem, plan in winners.items():
+        sizes = f"m={problem.m} n={problem.n} k={problem.k}"
+        print(f"{problem.kernel} {sizes}: {plan.mode}, {plan.tile}, splits {plan.splits}")
+    print(f"kept in {plans.save(winners, device)}")
+    return 0
+
+
+def _linear_layer(text: str) -> Any:
+    from wnfused.kernels.triton.measure import Layer
+
+    try:
+        batch, inputs, outputs = (int(part) for part in text.split(","))
+        if min(batch, inputs, outputs) < 1:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"--linear: expected three positive numbers M,IN,OUT, got {text!r}") from None
+    return Layer("linear", batch, inputs, outputs)
+
+
+def _audit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", action="append", metavar="TARGET", help="sm_80, sm_90, sm_100 or gfx942 (all)")
+    parser.add_argument("--kernel", action="append", metavar="NAME", help="one kernel of wnfused.kernels.triton (all)")
+    parser.add_argument("--json", metavar="FILE", help="write every row as JSON")
+    parser.add_argument("--markdown", metavar="FILE", help="write the report instead of printing the table")
+
+
+@command("audit", "compile the Triton kernels for every target, without a GPU, and check their code", _audit_arguments)
+def audit(args: argparse.Namespace) -> int:
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    if find_spec("triton") is None:
+        return fail("audit: triton is not installed")
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        return fail("audit: TRITON_INTERPRET is set, which interprets kernels instead of compiling them: unset it")
+    from wnfused.kernels.triton.audit import audit as audited
+    from wnfused.kernels.triton.audit import builds, report
+
+    for option, asked, known in (("target", args.target, builds.TARGETS), ("kernel", args.kernel, builds.KERNELS)):
+        if unknown := [name for name in asked or () if name not in known]:
+            return fail(f"audit: unknown --{option} {unknown[0]!r}, expected one of {', '.join(known)}", code=2)
+    for file in (args.json, args.markdown):
+        if file and not Path(file).absolute().parent.is_dir():
+            return fail(f"audit: cannot write {file}: its folder does not exist", code=2)
+    try:
+        rows = audited(tuple(args.target or builds.TARGETS), tuple(args.kernel or builds.KERNELS), _audit_progress)
+    except RuntimeError as error:
+        return fail(f"audit: {error}")
+    if args.json:
+        Path(args.json).write_text(report.as_json(rows) + "\n")
+    if args.markdown:
+        Path(args.markdown).write_text(report.markdown(rows))
+    else:
+        print(report.terminal(rows))
+    broken = [check for check in report.everything(rows) if not check.ok]
+    for check in broken:
+        lines = "".join(f"\n  {line}" for line in check.broken)
+        fail(f"audit: broken: {check.what} must be {check.limit}, is {check.found}{lines}")
+    return 1 if broken else 0
+
+
+def _audit_progress(done: int, count: int, name: str) -> None:
+    """A bar on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        bar = "█" * (30 * done // count)
+        print(f"\r{bar:<30} {done}/{count} {name[:60]:<60}", end="\n" if done == count else "", file=sys.stderr)
+    elif done == count or done % 50 == 0:
+        print(f"audit: {done}/{count} builds", file=sys.stderr)

@@ -34,7 +34,7 @@ using WeightNormBackward =
     std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Dim, double, std::array<bool, 2>);
 using Linear = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Dim, double, bool);
 using LinearBackward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                 const MaybeTensor&, Dim, double, std::array<bool, 4>);
+                                 const MaybeTensor&, Dim, double, bool, std::array<bool, 4>);
 using Ints = at::IntArrayRef;
 using Convolution = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Ints, Ints, Ints, bool, Ints,
                             int64_t, Dim, double, bool);
@@ -82,8 +82,8 @@ Forward cpu_linear(const Tensor& x, const Tensor& v, const Tensor& g, const Mayb
 }
 
 Gradients cpu_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms,
-                              const MaybeTensor& y, Dim dim, double eps, std::array<bool, 4> mask) {
-  if (!native_chosen) return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, mask);
+                              const MaybeTensor& y, Dim dim, double eps, bool biased, std::array<bool, 4> mask) {
+  if (!native_chosen) return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, biased, mask);
   return linear_backward(dy, x, v, g, norms, y, dim, mask);
 }
 
@@ -182,12 +182,14 @@ struct WeightNormNode : SavedNode {
 };
 
 struct LinearNode : SavedNode {
+  bool biased_ = false;
+
   std::string name() const override { return "WNLinearBackward"; }
   variable_list apply(variable_list&& grads) override {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!grads[0].defined()) return variable_list(4);
     return as_list(call_backward<LinearBackwardOp>(grads[0], x_.unpack(), v_.unpack(), g_.unpack(), norms_.unpack(),
-                                                   saved_y(), dim_, eps_, mask<4>()));
+                                                   saved_y(), dim_, eps_, biased_, mask<4>()));
   }
 };
 
@@ -236,6 +238,7 @@ Forward autograd_linear(c10::DispatchKeySet keys, const Tensor& x, const Tensor&
   if (torch::autograd::compute_requires_grad(x, v, g, b)) {
     node = make_node<LinearNode>(torch::autograd::collect_next_edges(x, v, g, b));
     node->save(v, g, dim, eps);
+    node->biased_ = b.defined();
     node->x_ = SavedVariable(x, false);
   }
   Forward out = [&] {

@@ -44,6 +44,8 @@ class _Differentiable(torch.autograd.Function):
             ctx.save_for_backward(*args[:count], norms)
         else:
             *ctx.options, relu = args[count:]
+            if name == "linear":
+                ctx.options.append(args[3] is not None)
             ctx.save_for_backward(*args[: count - 1], norms, y if relu else None)
         ctx.operator, ctx.count, ctx.unused = name, count, len(args) - count
         return y, norms

@@ -22,15 +22,17 @@ class Backend:
 
     ``why_not`` returns None where the backend can run on a device, otherwise the reason it cannot (it may build or load
     what the backend needs). ``operators`` returns the module or object whose attributes are the operators' functions.
+    ``volunteers`` says whether "auto" considers it for a device.
     """
 
     name: str
     why_not: Callable[[torch.device], str | None]
     operators: Callable[[], Any]
+    volunteers: Callable[[torch.device], bool] = lambda device: True
 
 
 _registry: dict[str, Backend] = {}
-_AUTO_ORDER = ("triton", "native", "torch")  # "triton" registers itself when its kernels are there
+_AUTO_ORDER = ("triton", "native", "torch")
 _chosen = "auto"
 _said: set[str] = set()  # what the log was told of automatic choices
 _resolved: dict[str, Backend] = {}  # device type -> what "auto" or the explicit choice came to
@@ -77,7 +79,7 @@ def _resolve(device: torch.device) -> Backend:
         return _registry[_chosen]
     passed_over: list[str] = []
     for name in _AUTO_ORDER:
-        if name not in _registry:
+        if name not in _registry or not _registry[name].volunteers(device):
             continue
         reason = _why_not(name, device)
         if reason is None:

@@ -103,6 +103,7 @@ def linear_backward(
     y: Tensor | None,
     dim: int | None,
     eps: float,
+    biased: bool,
     mask: list[bool],
 ) -> Gradients:
     """(dx, dv, dg, db): those that ``mask`` asks for; y is the output where a ReLU was fused."""

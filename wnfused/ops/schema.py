@@ -1,7 +1,8 @@
 """The operators' schemas and fake (shape-only) implementations, defined once for every backend.
 
 ``norms`` has the shape of g and the statistics' dtype. In the backward operators ``y`` is the saved output, present
-where a ReLU was fused, and ``mask`` names the gradients asked for; the others come back undefined.
+where a ReLU was fused, ``biased`` says whether a bias went into it (without one, y tells dg), and ``mask`` names the
+gradients asked for; the others come back undefined.
 Each operator has a second overload, ``.python``, which always runs the Python choice of backend: the native library
 takes the default overload over on CPU tensors and calls ``.python`` when another backend is selected.
 """
@@ -24,7 +25,7 @@ SCHEMAS = {
     " -> (Tensor dv, Tensor dg)",
     "linear": "(Tensor x, Tensor v, Tensor g, Tensor? bias, int? dim, float eps, bool relu)"
     " -> (Tensor y, Tensor norms)",
-    "linear_backward": f"(Tensor dy, {_SAVED}, int? dim, float eps, bool[4] mask)"
+    "linear_backward": f"(Tensor dy, {_SAVED}, int? dim, float eps, bool biased, bool[4] mask)"
     " -> (Tensor dx, Tensor dv, Tensor dg, Tensor db)",
     "convolution": f"(Tensor x, Tensor v, Tensor g, Tensor? bias, {_GEOMETRY}, int? dim, float eps, bool relu)"
     " -> (Tensor y, Tensor norms)",
@@ -65,7 +66,7 @@ def _fake_linear(x, v, g, bias, dim, eps, relu):
     return x.new_empty((*x.shape[:-1], v.shape[0])), _fake_norms(v, g)
 
 
-def _fake_linear_backward(dy, x, v, g, norms, y, dim, eps, mask):
+def _fake_linear_backward(dy, x, v, g, norms, y, dim, eps, biased, mask):
     return _fake_gradients(dy, x.new_empty(x.shape), v, g, v.shape[0], mask)
 
 

@@ -1,0 +1,51 @@
+"""Facts from the assembly of AMD kernels."""
+
+import re
+from collections import Counter
+from typing import Any
+
+from wnfused.kernels.triton.audit.facts import MMA, Facts, load_width
+from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop
+
+_LABEL = re.compile(r"^(\.LBB\w+):")
+_LINE = re.compile(r"^\s+([svdgb][\w]+)\s*(.*)")
+
+
+def facts(compiled: Any) -> Facts:
+    text = compiled.asm["amdgcn"]
+    loop = main_loop(parse(text), _weight)
+    spilled = _number(text, "vgpr_spill_count") + _number(text, "sgpr_spill_count")
+    return Facts(
+        registers=_number(text, "vgpr_count"),
+        spill_bytes=4 * spilled + _number(text, "private_segment_fixed_size"),
+        shared_bytes=compiled.metadata.shared,
+        tensor_memory=0,
+        loop=None if loop is None else dict(Counter(loop)),
+    )
+
+
+def parse(text: str) -> Listing:
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in text.splitlines():
+        if line.startswith(".Lfunc_end"):
+            break
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif match := _LINE.match(line):
+            instructions.append(_instruction(match[1], match[2]))
+    return Listing(instructions, labels)
+
+
+def _instruction(opcode: str, operands: str) -> Instruction:
+    target = operands.split()[0] if opcode.startswith(("s_cbranch", "s_branch")) else None
+    return Instruction(re.sub(r"_e(32|64)$", "", opcode), target, opcode in ("s_branch", "s_endpgm"))
+
+
+def _weight(opcode: str) -> int:
+    return 1000 if re.match(MMA, opcode) else int(load_width(opcode) is not None)
+
+
+def _number(text: str, name: str) -> int:
+    match = re.search(rf"\.{name}:\s*(\d+)", text)
+    return int(match[1]) if match else 0

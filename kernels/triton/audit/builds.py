@@ -1,0 +1,234 @@
+"""Every kernel as it is shipped: tiles, dtypes and modes of each target, and the plain kernel each is compared with.
+
+A build names a kernel, its pointers' types, sample sizes (which triton specialises on, as in a launch: 1 becomes a
+constant, multiples of 16 are known to be such) and its constants. Nothing here needs triton.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from wnfused.kernels.triton.tiles import TILES, Tile
+
+TARGETS = tuple(TILES)
+Constant = int | bool | str | None
+Values = tuple[tuple[str, Constant], ...]
+
+
+class Dtypes(NamedTuple):
+    activations: str
+    weights: str
+
+    def __str__(self) -> str:
+        return self.activations if self.activations == self.weights else f"{self.activations}/{self.weights}"
+
+    @property
+    def element(self) -> int:
+        return 4 if self.activations == "fp32" else 2
+
+
+BF16, FP16, FP32 = Dtypes("bf16", "bf16"), Dtypes("fp16", "fp16"), Dtypes("fp32", "fp32")
+BF16_MIXED, FP16_MIXED = Dtypes("bf16", "fp32"), Dtypes("fp16", "fp32")
+DTYPES = (BF16, FP16, FP32, BF16_MIXED, FP16_MIXED)
+
+
+@dataclass(frozen=True)
+class Build:
+    kernel: str
+    module: str  # of wnfused.kernels.triton
+    target: str
+    dtypes: Dtypes
+    mode: str
+    tile: Tile | None  # None for kernels without a matrix product
+    sizes: Values
+    constants: Values  # a pointer that is None is one too
+    plain: "Build | None" = None  # the same kernel without the normalization
+    pointers: Values = ()  # what they point to, where their names do not say it
+
+    @property
+    def config(self) -> str:
+        return self.mode if self.tile is None else f"{self.mode} {self.tile}"
+
+    @property
+    def warps(self) -> int:
+        return self.tile.warps if self.tile else 4
+
+    @property
+    def stages(self) -> int:
+        return self.tile.stages if self.tile else 3
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.config} {self.dtypes} {self.target}"
+
+
+MATMUL_KERNELS = {
+    "linear_forward": "linear",
+    "linear_input_gradient": "linear",
+    "linear_weight_gradient": "linear",
+    "gather": "conv",
+    "scatter": "conv",
+    "weight_gradient": "conv",
+}
+OTHER_KERNELS = {
+    "finish_linear": "linear",
+    "depthwise_gather": "depthwise",
+    "depthwise_scatter": "depthwise",
+    "depthwise_weight_gradient": "depthwise",
+    "partial_norms": "rows",
+    "combine_norms": "rows",
+    "write_normalized": "rows",
+    "partial_dots": "rows",
+    "project": "rows",
+    "finish_weight": "finish",
+    "scale_channels": "affine",
+    "many_row_norms": "multi",
+}
+KERNELS = {**MATMUL_KERNELS, **OTHER_KERNELS}
+
+# A 3×3 convolution of 256 channels, padding 1, on 56×56 images in channels-last memory.
+_WALK = {
+    "batch": 32, "C": 256, "N": 256, "D2": 1, "D1": 56, "D0": 56, "O2": 1, "O1": 56, "O0": 56,
+    "stride2": 1, "stride1": 1, "stride0": 1, "padding2": 0, "padding1": 1, "padding0": 1,
+    "dilation2": 1, "dilation1": 1, "dilation0": 1, "divisor2": 1, "divisor1": 1, "divisor0": 1,
+    "inverse2": 0, "inverse1": 0, "inverse0": 0, "gain_step": 1, "gain_group": 256,
+}  # fmt: skip
+_STRIDES = {"batch": 56 * 56 * 256, "channel": 1, "2": 0, "1": 56 * 256, "0": 256}
+_SIZES = {
+    **_WALK,
+    **{f"{t}_{name}" if len(name) > 1 else f"{t}{name}": step for t in "sonf" for name, step in _STRIDES.items()},
+    "v_first": 9 * 256, "v_second": 1, "v2": 0, "v1": 3 * 256, "v0": 256,
+    "elements": 9 * 256 * 256, "rows": 256, "pixels_per_split": 4096,
+}  # fmt: skip
+_LINEAR_SIZES = {
+    **dict.fromkeys(("M", "N", "K", "x_stride", "v_stride", "y_stride", "dy_stride", "dx_stride"), 4096),
+    "gain_step": 1, "k_per_split": 1024, "m_per_split": 1024, "splits": 4,
+}  # fmt: skip
+_ROW_SIZES = {"rows": 4096, "inner": 4096, "length": 4096, "per_split": 4096, "splits": 4, "parts": 32}
+_PIXEL_SIZES = {
+    "elements": 4096 * 4096, "channels": 4096, "batch": 4096, "pixels": 1, "gain_step": 1, "gain_period": 4096,
+    **{f"{t}_{name}": size for t in ("dy", "t") for name, size in (("batch", 4096), ("channel", 1), ("pixel", 1))},
+}  # fmt: skip
+_TABLES = {"programs": "i64", "weights": "i64", "eps": "fp32", "out": "fp32"}
+
+
+class Mode(NamedTuple):
+    name: str
+    constants: dict[str, Constant]
+    has_twin: bool = True
+
+
+def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(KERNELS)) -> Iterator[Build]:
+    for target in targets:
+        for kernel in kernels:
+            yield from _matmuls(kernel, target) if kernel in MATMUL_KERNELS else [_other(kernel, target)]
+
+
+def _matmuls(kernel: str, target: str) -> Iterator[Build]:
+    for dtypes in DTYPES:
+        for tile in TILES[target][dtypes.element]:
+            plain = _matmul(kernel, target, dtypes, tile, Mode("plain", PLAIN[kernel]), None)
+            yield plain
+            for mode in _modes(kernel, dtypes):
+                yield _matmul(kernel, target, dtypes, tile, mode, plain if mode.has_twin else None)
+
+
+_MASKED = {"linear_input_gradient": "y", "gather": "mask_source", "scatter": "mask_source"}
+PLAIN: dict[str, dict[str, Constant]] = {
+    "linear_forward": {"GAIN": "none", "SINGLE_PASS": False, "SPLITS": 1, "partial": None, "squares_out": None},
+    "linear_input_gradient": {"GAIN": "none", "y": None},
+    "linear_weight_gradient": {"ONE_PASS": False, "SPLITS": 1, "dots": None, "dg": None, "y": None},
+    "gather": {"GAIN": "none", "mask_source": None},
+    "scatter": {"GAIN": "none", "mask_source": None, "bias": None},
+    "weight_gradient": {"SPLITS": 1, "dots": None, "mask_near": None, "mask_far": None},
+}
+_POINTER = "a pointer"  # takes a constant None of PLAIN back
+
+
+def _modes(kernel: str, dtypes: Dtypes) -> list[Mode]:
+    """Where g/n enters is run_linear's and run_conv's choice for a norm per output.
+
+    Modes without a twin are compiled for bf16 alone: they are variations whose registers matter.
+    """
+    narrow, mixed = dtypes.activations == "fp16", dtypes == FP16_MIXED
+    modes = {
+        "linear_forward": [Mode("norms first", {"GAIN": "weight" if mixed else "output"})],
+        "linear_input_gradient": [Mode("gain", {"GAIN": "weight" if narrow else "output"})],
+        "linear_weight_gradient": [
+            Mode("two steps", {"dots": _POINTER}),
+            Mode("one pass", {"ONE_PASS": True, "y": _POINTER, "dg": _POINTER}),
+        ],
+        "gather": [Mode("norms first", {"GAIN": "weight" if mixed else "output"})],
+        "scatter": [Mode("gain", {"GAIN": "weight" if narrow else "input"})],
+        "weight_gradient": [Mode("two steps", {"dots": _POINTER})],
+    }[kernel]
+    if kernel == "linear_forward" and not mixed:
+        modes.append(Mode("single pass", {"GAIN": "output", "SINGLE_PASS": True}))
+    return modes + (_variations(kernel, modes[0]) if dtypes == BF16 else [])
+
+
+def _variations(kernel: str, first: Mode) -> list[Mode]:
+    if kernel == "linear_forward":
+        split: dict[str, Constant] = {
+            "GAIN": "output",
+            "SINGLE_PASS": True,
+            "SPLITS": 4,
+            "partial": _POINTER,
+            "squares_out": _POINTER,
+        }
+        return [Mode("single pass, split", split, False), Mode("gain per input", {"GAIN": "input"}, False)]
+    if kernel == "linear_weight_gradient":
+        return [Mode("split", {"SPLITS": 4}, False)]
+    if kernel == "weight_gradient":
+        return [Mode("two steps, ReLU", {"dots": _POINTER, "mask_near": _POINTER}, False)]
+    return [Mode(f"{first.name}, ReLU", {**first.constants, _MASKED[kernel]: _POINTER}, False)]
+
+
+def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, plain: Build | None) -> Build:
+    module = MATMUL_KERNELS[kernel]
+    constants: dict[str, Constant] = {
+        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes == FP32 else "ieee",
+        **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
+        **PLAIN[kernel], **mode.constants, **_blocks(kernel, tile),
+    }  # fmt: skip
+    constants = {name: value for name, value in constants.items() if value != _POINTER}
+    sizes = _SIZES if module == "conv" else _LINEAR_SIZES
+    return Build(kernel, module, target, dtypes, mode.name, tile, _items(sizes), _items(constants), plain)
+
+
+def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
+    """As the launches in run_linear and run_conv map a tile on what each kernel calls M, N and K."""
+    m, n, k = tile.m, tile.n, tile.k
+    if kernel.endswith("weight_gradient"):
+        m, n, k = tile.k, tile.m, tile.n
+    elif kernel == "linear_input_gradient":
+        m, n, k = tile.m, tile.k, tile.n
+    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
+
+
+def _other(kernel: str, target: str) -> Build:
+    constants: dict[str, Constant] = {
+        "GAIN": "output", "SINGLE_PASS": True, "RELU": True, "INDEX64": False, "OUTER_IS_ONE": True,
+        "STATISTICS": "fp32", "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "HAS_ROWS": True,
+        "FIELDS": 5, "DTYPE": "bf16", **_row_tile(kernel),
+        **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),
+        "BLOCK_P": 64, "BLOCK_C": 64 if kernel == "scale_channels" else 32,
+    }  # fmt: skip
+    if kernel.startswith("depthwise"):
+        constants.update(mask_source=None, mask_near=None, mask_far=None)
+        sizes = _SIZES
+    else:
+        sizes = {**_LINEAR_SIZES, **_ROW_SIZES, **_PIXEL_SIZES}
+    mode = "single pass" if kernel == "finish_linear" else "as shipped"
+    pointers = _items(_TABLES) if kernel == "many_row_norms" else ()
+    return Build(
+        kernel, OTHER_KERNELS[kernel], target, BF16, mode, None, _items(sizes), _items(constants), pointers=pointers
+    )  # fmt: skip
+
+
+def _row_tile(kernel: str) -> dict[str, Constant]:
+    rows, elements = {"combine_norms": (128, 0), "many_row_norms": (4, 512)}.get(kernel, (1, 2048))
+    return {"BLOCK_R": rows, "BLOCK_E": elements}
+
+
+def _items(values: dict) -> Values:
+    return tuple(values.items())

@@ -1,0 +1,150 @@
+"""Compiles builds for their targets, without a GPU, in worker processes; what was found is kept on disk."""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from wnfused.kernels.triton.audit.builds import KERNELS, Build
+from wnfused.kernels.triton.audit.facts import Facts
+
+Progress = Callable[[int, int, str], None]
+_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db"}
+_WEIGHT_POINTERS = {"v", "w", "g", "bias", "dw", "dv", "dg"}
+
+
+def compile_all(builds: Sequence[Build], progress: Progress = lambda done, count, name: None) -> dict[Build, Facts]:
+    """Facts of every build, from the cache where it has them."""
+    found = {build: facts for build in builds if (facts := _cached(build)) is not None}
+    missing = [build for build in builds if build not in found]
+    progress(len(found), len(builds), "from the cache")
+    if missing:
+        for build, facts in _compiled_in_workers(missing):
+            _keep(build, facts)
+            found[build] = facts
+            progress(len(found), len(builds), str(build))
+    return found
+
+
+def _compiled_in_workers(builds: list[Build]) -> Iterator[tuple[Build, Facts]]:
+    workers = min(len(builds), os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with _no_interpreter():
+            waiting = {pool.submit(compile_build, replace(build, plain=None)): build for build in builds}
+        try:
+            for future in as_completed(waiting):
+                yield waiting[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextlib.contextmanager
+def _no_interpreter() -> Iterator[None]:
+    """Workers started inside compile, even where this process interprets its kernels."""
+    before = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+def compile_build(build: Build) -> Facts:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from wnfused.kernels.triton.audit import amdgcn, sass
+
+    kernel = getattr(importlib.import_module(f"wnfused.kernels.triton.{build.module}"), build.kernel)
+    amd = build.target.startswith("gfx")
+    target = GPUTarget("hip", build.target, 64) if amd else GPUTarget("cuda", int(build.target[3:]), 32)
+    source = ASTSource(kernel, *_specialised(kernel, build))
+    try:
+        binary = triton.compile(source, target, {"num_warps": build.warps, "num_stages": build.stages})
+    except Exception as error:  # triton raises many kinds, some of which do not survive the way back
+        raise RuntimeError(f"{build} does not compile: {type(error).__name__}: {error}") from None
+    return (amdgcn if amd else sass).facts(binary)
+
+
+def _specialised(kernel: Any, build: Build) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list]]:
+    """Signature, constants and divisibility of the arguments, as triton's launcher derives them from values."""
+    constants, sizes = dict(build.constants), dict(build.sizes)
+    signature: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    known: dict[tuple[int], list] = {}
+    for i, parameter in enumerate(kernel.params):
+        name = parameter.name
+        if parameter.is_constexpr or constants.get(name, 0) is None or (name in sizes and sizes[name] == 1):
+            signature[name] = "constexpr"
+            values[name] = _constant(name, constants[name] if name in constants else sizes[name])
+            continue
+        signature[name] = "i32" if name in sizes else _type(name, build)
+        if signature[name] != "fp32" and int(sizes.get(name) or 0) % 16 == 0:  # pointers are aligned too
+            known[(i,)] = [["tt.divisibility", 16]]
+    return signature, values, known
+
+
+def _constant(name: str, value: Any) -> Any:
+    import triton.language as tl
+
+    return {"fp32": tl.float32, "bf16": tl.bfloat16}[value] if name in ("STATISTICS", "DTYPE") else value
+
+
+def _type(name: str, build: Build) -> str:
+    if name in (known := dict(build.pointers)):
+        return f"*{known[name]}"
+    if name == "eps":
+        return "fp32"
+    whole = dict(build.constants).get("SPLITS", 1) == 1 and not build.kernel.startswith("depthwise")
+    if name in _FLOAT32_POINTERS or (name == "dw" and not whole):
+        return "*fp32"
+    return "*" + (build.dtypes.weights if name in _WEIGHT_POINTERS else build.dtypes.activations)
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "wnfused" / "audit"
+
+
+@functools.cache
+def _version() -> str:
+    """Changes with triton, with a kernel and with what is read from its code."""
+    folder = Path(__file__).parent
+    readers = [folder / f"{name}.py" for name in ("compiled", "facts", "loops", "sass", "amdgcn")]
+    digest = hashlib.sha256(metadata.version("triton").encode())
+    kernels = [folder.parent / f"{name}.py" for name in sorted({"language", *KERNELS.values()})]
+    for source in [*kernels, *readers]:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _file(build: Build) -> Path:
+    name = hashlib.sha256(f"{_version()} {replace(build, plain=None)!r}".encode()).hexdigest()
+    return cache_folder() / f"{name}.json"
+
+
+def _cached(build: Build) -> Facts | None:
+    try:
+        return Facts(**json.loads(_file(build).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _keep(build: Build, facts: Facts) -> None:
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        file = _file(build)
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(asdict(facts)))
+        part.replace(file)

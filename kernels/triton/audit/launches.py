@@ -1,0 +1,168 @@
+"""Which kernels a layer launches and what each reads and writes: the launch code, run on tensors without data."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from wnfused.kernels.triton import affine, conv, depthwise, finish, linear, rows, run_conv, run_linear
+from wnfused.kernels.triton.audit.processors import PROCESSORS
+from wnfused.kernels.triton.rules import Plan, Problem, Target, plan_by_rule
+
+
+class Access(NamedTuple):
+    tensor: int  # which memory: equal for a tensor and what overwrites it
+    bytes: int
+
+
+class Launch(NamedTuple):
+    kernel: str
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    products: int = 0  # multiply-adds on the tensor cores
+
+
+class Layer(NamedTuple):
+    """A linear layer, or a convolution of ``kernel`` taps a side on images of ``size``², in channels-last memory."""
+
+    batch: int
+    inputs: int
+    outputs: int
+    kernel: int = 0  # 0: linear
+    size: int = 1
+
+    def __str__(self) -> str:
+        if not self.kernel:
+            return f"Linear {self.batch},{self.inputs},{self.outputs}"
+        return f"Conv2d {self.inputs}→{self.outputs} {self.kernel}×{self.kernel} @{self.size}², batch {self.batch}"
+
+    @property
+    def products(self) -> int:
+        return self.batch * self.size**2 * self.inputs * self.outputs * max(1, self.kernel) ** 2
+
+
+_WRITTEN = {"y", "partial", "squares_out", "dx", "dw", "dots", "dg", "dv", "db", "out", "w"}
+_WRITTEN_BY = {"partial_norms": {"scales", "squares"}, "combine_norms": {"norms"}}
+_READ_BY = {"finish_linear": {"partial"}, "finish_weight": {"dw", "dots", "y"}, "project": {"dw", "dots"}}
+_MODULES = (affine, conv, depthwise, finish, linear, rows)
+_UNTOUCHED = {"finish_linear": {"v"}}  # read again only where a norm is out of float32's range
+
+
+def forward(layer: Layer, target: str, dtype: torch.dtype, mode: str) -> list[Launch]:
+    """mode: "single pass", "norms first" or "norms precomputed"."""
+    x, v, g, norms, bias = _tensors(layer, dtype)
+    known = norms if mode == "norms precomputed" else None
+    with recorded(layer) as found:
+        if layer.kernel:
+            run_conv.forward(
+                x, v, g, bias, _geometry(layer), 0, 0.0, False, known, plan=_plan(layer, "gather", target, x)
+            )
+        else:
+            plan = _plan(layer, "linear", target, x)._replace(mode="single pass" if mode == "single pass" else mode)
+            run_linear.forward(x, v, g, bias, 0, 0.0, False, known, plan=plan)
+    return found
+
+
+def backward(layer: Layer, target: str, dtype: torch.dtype, one_pass: bool = False) -> list[Launch]:
+    """In two steps with a bias; in one pass with a fused ReLU and none (linear layers)."""
+    x, v, g, norms, _ = _tensors(layer, dtype)
+    dy = _output(layer, dtype)
+    y = _output(layer, dtype) if one_pass else None
+    mask = [True, True, True, not one_pass]
+    kernels = ("scatter", "weight_gradient") if layer.kernel else ("linear_dx", "linear_dw")
+    plans = (_plan(layer, kernels[0], target, x), _plan(layer, kernels[1], target, x))
+    with recorded(layer) as found:
+        if layer.kernel:
+            run_conv.backward(dy, x, v, g, norms, y, _geometry(layer), 0, mask=mask, plans=plans)
+        else:
+            run_linear.backward(dy, x, v, g, norms, y, 0, biased=not one_pass, mask=mask, plans=plans)
+    return found
+
+
+@contextlib.contextmanager
+def recorded(layer: Layer) -> Iterator[list[Launch]]:
+    """Kernels launched inside are written down instead of run."""
+    found: list[Launch] = []
+    originals = [(m, n, k) for m in _MODULES for n, k in vars(m).items() if hasattr(k, "arg_names")]
+    alive: list[Any] = []  # a freed tensor's memory must not lend its name to another
+    for module, name, kernel in originals:
+        setattr(module, name, _Recorder(kernel.arg_names, kernel.fn.__name__, layer, found, alive))
+    try:
+        yield found
+    finally:
+        for module, name, kernel in originals:
+            setattr(module, name, kernel)
+
+
+class _Recorder:
+    def __init__(self, names: list[str], kernel: str, layer: Layer, found: list[Launch], alive: list[Any]) -> None:
+        self.names, self.kernel, self.layer, self.found, self.alive = names, kernel, layer, found, alive
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return self._launch
+
+    def _launch(self, *args: Any, **constants: Any) -> None:
+        self.alive.append(args)
+        tensors = {n: t for n, t in zip(self.names, args, strict=False) if isinstance(t, Tensor)}
+        written = self._written(tensors, constants)
+        untouched = self._untouched(tensors, constants) | (written - _READ_BY.get(self.kernel, set()))
+        products = self.layer.products if "BLOCK_K" in constants else 0
+        reads = tuple(_access(t) for n, t in tensors.items() if n not in untouched)
+        self.found.append(Launch(self.kernel, reads, tuple(_access(tensors[n]) for n in sorted(written)), products))
+
+    def _written(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
+        written = set(_WRITTEN_BY.get(self.kernel, _WRITTEN)) & tensors.keys()
+        written -= _READ_BY.get(self.kernel, set())
+        if self.kernel in ("linear_input_gradient", "linear_weight_gradient"):
+            written.discard("y")  # the saved output, there
+        if constants.get("SPLITS", 1) > 1 and self.kernel == "linear_forward":
+            written.discard("y")
+        elif constants.get("SINGLE_PASS"):
+            written.add("norms")
+        return written
+
+    def _untouched(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
+        untouched = set(_UNTOUCHED.get(self.kernel, set()))
+        if constants.get("SPLITS", 1) > 1 and self.kernel == "linear_forward":
+            untouched |= {"y", "g", "bias", "norms"}
+        if self.kernel.endswith("weight_gradient") and "dots" not in tensors and not constants.get("ONE_PASS"):
+            untouched |= {"v", "g", "norms"}
+        return untouched
+
+
+def _access(t: Tensor) -> Access:
+    return Access(t.untyped_storage()._cdata, t.numel() * t.element_size())
+
+
+def _tensors(layer: Layer, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shape = (layer.batch, layer.inputs, *(layer.size,) * 2) if layer.kernel else (layer.batch, layer.inputs)
+    taps = (layer.kernel,) * 2 if layer.kernel else ()
+    g = _empty((layer.outputs, 1, *(1,) * len(taps)), dtype)
+    v = _empty((layer.outputs, layer.inputs, *taps), dtype)
+    return _empty(shape, dtype), v, g, g.float(), _empty((layer.outputs,), dtype)
+
+
+def _output(layer: Layer, dtype: torch.dtype) -> Tensor:
+    return _empty((layer.batch, layer.outputs, *((layer.size,) * 2 if layer.kernel else ())), dtype)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    format = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    return torch.empty(shape, dtype=dtype, device="meta", memory_format=format)
+
+
+def _geometry(layer: Layer) -> tuple:
+    return [1, 1], [layer.kernel // 2] * 2, [1, 1], False, [0, 0], 1
+
+
+def _plan(layer: Layer, kernel: str, target: str, x: Tensor) -> Plan:
+    m, n, k = layer.batch * layer.size**2, layer.outputs, layer.inputs * max(1, layer.kernel) ** 2
+    if kernel in ("linear_dx", "scatter"):
+        n, k = layer.inputs, layer.outputs * max(1, layer.kernel) ** 2
+    if kernel in ("linear_dw", "weight_gradient"):
+        m, n, k = layer.outputs, layer.inputs, m
+    taps = layer.kernel**2 if kernel == "weight_gradient" else 1
+    problem = Problem(kernel, m, n, k, x.element_size(), taps, kernel == "linear")
+    return plan_by_rule(problem, Target(target, PROCESSORS[target].count))

@@ -1,0 +1,84 @@
+"""Loops of a disassembled kernel, from its control flow: a jump back, and all that leads from its target to it."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Instruction(NamedTuple):
+    opcode: str  # with its modifiers
+    target: str | None = None  # the label it may jump to
+    ends: bool = False  # nothing falls through
+
+
+class Listing(NamedTuple):
+    instructions: list[Instruction]
+    labels: dict[str, int]  # the index of the instruction that follows
+
+
+def natural_loops(listing: Listing) -> list[list[int]]:
+    """The instructions of each loop, as indices; loops that share a header are one."""
+    starts = _block_starts(listing)
+    edges = _edges(listing, starts)
+    loops: dict[int, set[int]] = {}
+    for tail, header in _back_edges(edges):
+        loops.setdefault(header, set()).update(_body(edges, header, tail))
+    end = dict(zip(starts, [*starts[1:], len(listing.instructions)], strict=True))
+    return [[i for start in sorted(body) for i in range(start, end[start])] for body in loops.values()]
+
+
+def main_loop(listing: Listing, weight: Callable[[str], int]) -> list[str] | None:
+    """Opcodes of the innermost loop whose instructions weigh most; None where there is no loop."""
+    loops = [[listing.instructions[i].opcode for i in loop] for loop in natural_loops(listing)]
+    loops = [loop for loop in loops if len(loop) > 4]  # shorter ones wait: a barrier's spin, the trap at the end
+    return max(loops, key=lambda loop: (sum(map(weight, loop)), -len(loop)), default=None)
+
+
+def _block_starts(listing: Listing) -> list[int]:
+    count = len(listing.instructions)
+    after = {i + 1 for i, instruction in enumerate(listing.instructions) if instruction.target or instruction.ends}
+    return sorted(i for i in {0, *listing.labels.values(), *after} if i < count)
+
+
+def _edges(listing: Listing, starts: list[int]) -> dict[int, list[int]]:
+    edges = {}
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        last = listing.instructions[(len(listing.instructions) if following is None else following) - 1]
+        next_blocks = [] if last.ends or following is None else [following]
+        if last.target in listing.labels and listing.labels[last.target] < len(listing.instructions):
+            next_blocks.append(listing.labels[last.target])
+        edges[start] = next_blocks
+    return edges
+
+
+def _back_edges(edges: dict[int, list[int]]) -> list[tuple[int, int]]:
+    """Edges to a block that is still open in a depth-first walk from the entry."""
+    found, state = [], {}
+    stack = [(0, iter(edges.get(0, [])))]
+    state[0] = "open"
+    while stack:
+        block, rest = stack[-1]
+        following = next(rest, None)
+        if following is None:
+            state[block] = "done"
+            stack.pop()
+        elif following not in state:
+            state[following] = "open"
+            stack.append((following, iter(edges[following])))
+        elif state[following] == "open":
+            found.append((block, following))
+    return found
+
+
+def _body(edges: dict[int, list[int]], header: int, tail: int) -> set[int]:
+    """What reaches tail without passing the header, and the header."""
+    before: dict[int, list[int]] = {}
+    for block, following in edges.items():
+        for other in following:
+            before.setdefault(other, []).append(block)
+    body, todo = {header}, [tail]
+    while todo:
+        block = todo.pop()
+        if block not in body:
+            body.add(block)
+            todo += before.get(block, [])
+    return body

@@ -1,0 +1,176 @@
+"""What the audit must show, as checks on its rows and on the roofline's bytes and launches."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from wnfused.kernels.triton.audit import roofline
+from wnfused.kernels.triton.audit.builds import MATMUL_KERNELS
+from wnfused.kernels.triton.audit.processors import PROCESSORS
+from wnfused.kernels.triton.audit.rows import Row
+
+INSTRUCTIONS = 2  # the compiler's freedom: another order of the same code
+SINGLE_PASS_LIMIT = {"sm_80": 1.05, "sm_90": 1.30}
+COPY = r"U?MOV|IMAD\.MOV|[sv]_mov"
+GAIN_LIMIT = 1.10
+TWO_STEPS_LIMIT, ONE_PASS_LIMIT = 1.35, 1.05
+
+
+class Check(NamedTuple):
+    what: str
+    limit: str
+    found: str
+    ok: bool
+    broken: tuple[str, ...] = ()
+
+
+class Finding(NamedTuple):
+    where: str
+    value: float
+    ok: bool
+    note: str = ""
+
+
+def checks(rows: list[Row]) -> list[Check]:
+    """Those that the rows say something about."""
+    tests: list[tuple[str, str, Callable[[Row], Finding | None]]] = [
+        ("spilled bytes", "0", _spills),
+        ("programs that fit on a processor", "≥ 1", _fits),
+        ("MMA in the main loop of matmul kernels, 16-bit types", "present", _mma),
+        (
+            "16-byte asynchronous copies there (gfx942 has none: 16-byte loads), and no narrower ones",
+            "present",
+            _copies,
+        ),
+        ("linear forward, norms first: loop instructions beside the plain GEMM's", "± 2", _same("linear_forward")),
+        ("the same, copies between registers left out", "± 2", _same("linear_forward", copies=False)),
+        ("convolution forward, norms first: loop instructions beside the plain one's", "± 2", _same("gather")),
+        ("the same for convolutions, copies left out", "± 2", _same("gather", copies=False)),
+        ("linear forward, single pass: SHFL in the loop", "0", _shuffles),
+        ("single pass, M ≥ 64: modelled cycles beside plain", "×1.05 sm_80, ×1.30 sm_90", _single_pass),
+        ("single pass, M ≤ 32: modelled cycles beside the time v takes from DRAM", "≤ ×1.00", _under_dram),
+        ("linear dx with the gain: modelled cycles beside plain", f"≤ ×{GAIN_LIMIT:.2f}", _gain),
+    ]
+    found = [_check(what, limit, [f for row in rows if (f := test(row))]) for what, limit, test in tests]
+    return [check for check in found if check is not None]
+
+
+def layer_checks(targets: tuple[str, ...]) -> list[Check]:
+    """Launches and bytes, from the launch code and the roofline's shapes."""
+    launches, moved = list(_launches(targets)), list(_bytes(targets))
+    found = [
+        _check("launches, forward", "1 (norms first: 2)", [f for f in launches if f.note == "forward"]),
+        _check("launches, backward", "≤ 3", [f for f in launches if f.note == "backward"]),
+        _check("bytes, linear backward in two steps", f"≤ ×{TWO_STEPS_LIMIT}", [f for f in moved if f.note == "two"]),
+        _check("bytes, linear backward in one pass", f"≤ ×{ONE_PASS_LIMIT}", [f for f in moved if f.note == "one"]),
+    ]
+    return [check for check in found if check is not None]
+
+
+def _check(what: str, limit: str, findings: list[Finding]) -> Check | None:
+    if not findings:
+        return None
+    broken = [f for f in findings if not f.ok]
+    low, high = min(f.value for f in findings), max(f.value for f in findings)
+    span = f"{high:.4g}" if low == high else f"{low:.3g} … {high:.3g}"
+    found = f"{span} in {len(findings)}" + (f", {len(broken)} break it" if broken else "")
+    return Check(what, limit, found, not broken, tuple(f"{f.where}: {f.value:.4g}" for f in broken))
+
+
+def _spills(row: Row) -> Finding:
+    return Finding(row.name, row.facts.spill_bytes, row.facts.spill_bytes == 0)
+
+
+def _fits(row: Row) -> Finding:
+    return Finding(row.name, row.programs, row.programs >= 1)
+
+
+def _is_16_bit_matmul(row: Row) -> bool:
+    return row.build.kernel in MATMUL_KERNELS and row.build.dtypes.element == 2
+
+
+def _mma(row: Row) -> Finding | None:
+    return Finding(row.name, row.facts.mma, row.facts.mma > 0) if _is_16_bit_matmul(row) else None
+
+
+def _copies(row: Row) -> Finding | None:
+    """Gains and norms come 4 bytes at a time; 1 or 2 bytes are a tile's elements read one by one."""
+    if not _is_16_bit_matmul(row):
+        return None
+    f = row.facts
+    wide = f.loads_of(16) if row.build.target.startswith("gfx") else f.in_loop(r"LDGSTS.*\.128|UTMALDG|UBLKCP")
+    return Finding(row.name, wide, wide > 0 and min(f.load_widths, default=16) >= 4)
+
+
+def _same(kernel: str, copies: bool = True) -> Callable[[Row], Finding | None]:
+    """Copies between registers are the allocator's: they come and go with what stands before and after the loop."""
+
+    def test(row: Row) -> Finding | None:
+        # Where the gain cannot wait for the result (fp16 under fp32 weights) the loop has to multiply.
+        late = dict(row.build.constants).get("GAIN") == "output"
+        if row.build.kernel != kernel or row.build.mode != "norms first" or not late:
+            return None
+        if row.plain is None or row.instruction_difference is None:
+            return None
+        difference = row.instruction_difference
+        if not copies:
+            difference -= row.facts.in_loop(COPY) - row.plain.in_loop(COPY)
+        return Finding(row.name, difference, abs(difference) <= INSTRUCTIONS)
+
+    return test
+
+
+def _is_single_pass(row: Row) -> bool:
+    return row.build.kernel == "linear_forward" and row.build.mode == "single pass"
+
+
+def _shuffles(row: Row) -> Finding | None:
+    return Finding(row.name, row.facts.shuffles, row.facts.shuffles == 0) if _is_single_pass(row) else None
+
+
+def _single_pass(row: Row) -> Finding | None:
+    limit, tile = SINGLE_PASS_LIMIT.get(row.build.target), row.build.tile
+    if not _is_single_pass(row) or limit is None or tile is None or tile.m < 64 or row.cycle_ratio is None:
+        return None
+    return Finding(row.name, row.cycle_ratio, row.cycle_ratio <= limit)
+
+
+def _under_dram(row: Row) -> Finding | None:
+    """x, a few rows, comes from the L2 cache; v comes from DRAM, at a processor's share of the bandwidth."""
+    tile = row.build.tile
+    if not _is_single_pass(row) or tile is None or tile.m > 32 or row.cycles is None:
+        return None
+    element = 4 if row.build.dtypes.weights == "fp32" else 2
+    dram = tile.n * tile.k * element / PROCESSORS[row.build.target].dram_bytes_per_cycle
+    return Finding(row.name, row.cycles.total / dram, row.cycles.total <= dram)
+
+
+def _gain(row: Row) -> Finding | None:
+    if row.build.kernel != "linear_input_gradient" or row.cycle_ratio is None:
+        return None
+    return Finding(row.name, row.cycle_ratio, row.cycle_ratio <= GAIN_LIMIT)
+
+
+def _launches(targets: tuple[str, ...]) -> Iterator[Finding]:
+    for target in targets:
+        for layer in roofline.SHAPES:
+            for direction in ("forward", "backward"):
+                for variant in roofline.variants(layer, direction):
+                    if variant.startswith(("plain", "torch")):
+                        continue
+                    count = len(roofline.launches_of(layer, target, direction, variant))
+                    most = 3 if direction == "backward" else 2 if variant == "norms first" else 1
+                    yield Finding(f"{layer}, {variant}, {target}", count, count <= most, direction)
+
+
+def _bytes(targets: tuple[str, ...]) -> Iterator[Finding]:
+    for target in targets:
+        for layer in (shape for shape in roofline.SHAPES if not shape.kernel):
+            two = _ratio(layer, target, "two steps", "plain")
+            one = _ratio(layer, target, "one pass, ReLU and no bias", "plain, ReLU and no bias")
+            gpu = PROCESSORS[target].gpu
+            yield Finding(f"{layer}, {gpu}", two, two <= TWO_STEPS_LIMIT, "two")
+            yield Finding(f"{layer}, {gpu}", one, one <= ONE_PASS_LIMIT, "one")
+
+
+def _ratio(layer: roofline.Layer, target: str, mine: str, plain: str) -> float:
+    return roofline.cost(layer, target, "backward", mine).dram / roofline.cost(layer, target, "backward", plain).dram

@@ -1,0 +1,246 @@
+"""Convolutions as implicit GEMMs over pixels: one, two and three dimensions, plain and transposed, in any layout.
+
+Three kernels, named for how they walk, serve both kinds of layer with v ``[first, second, taps]``:
+
+    gather            out[p, n] = Σ in[p·stride − padding + tap·dilation, c] · v[n, c, tap]
+                      a convolution's forward, a transposed convolution's input gradient
+    scatter           the transpose of it, pixel phase by pixel phase: every tap it visits counts
+                      a transposed convolution's forward, a convolution's input gradient
+    weight_gradient   dv[n, c, tap] = Σ near[p, n] · far[p·stride − padding + tap·dilation, c]
+                      near is the tensor at gather's output, far the one at its input
+
+Signals and images are volumes with sizes of 1. Sizes are (depth, height, width); ``n`` runs over a group's outputs,
+``c`` over a group's inputs. GAIN is as in linear.py, seen from the kernel: "output" multiplies the result, "input"
+the tile that is read, "weight" v's tile. ``gain_group`` is what a group adds to the gain's index.
+"""
+
+import triton
+import triton.language as tl
+
+from wnfused.kernels.triton.language import dot, narrowed
+from wnfused.kernels.triton.linear import clamped, grouped_tile, scale_at
+
+
+@triton.jit
+def volume_index(p, D2, D1, D0):
+    """p in [batch, D2, D1, D0], taken apart."""
+    return p // (D0 * D1 * D2), p // (D0 * D1) % D2, p // D0 % D1, p % D0
+
+
+@triton.jit
+def inside(z, y, x, D2, D1, D0):
+    return (z >= 0) & (z < D2) & (y >= 0) & (y < D1) & (x >= 0) & (x < D0)
+
+
+@triton.jit
+def finish_tile(acc, bias, out, at, channel, ok, RELU: tl.constexpr):
+    if bias is not None:
+        acc += tl.load(bias + channel, mask=channel >= 0, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(out + at, narrowed(acc, out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def gather(
+    source, mask_source, v, g, norms, bias, out,
+    batch, C, N, D2, D1, D0, O2, O1, O0,
+    stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
+    s_batch, s_channel, s2, s1, s0, v_first, v_second, v2, v1, v0, o_batch, o_channel, o2, o1, o0,
+    gain_step, gain_group,
+    K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr,
+    GAIN: tl.constexpr, RELU: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """out [batch, groups·N, O] from source [batch, groups·C, D]; where mask_source <= 0, source counts as 0."""
+    group = tl.program_id(1)
+    pixels = batch * O2 * O1 * O0
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(pixels, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    p = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    p_ok = p < pixels
+    if INDEX64:
+        p, group = p.to(tl.int64), group.to(tl.int64)
+    b, z, y, x = volume_index(tl.where(p_ok, p, 0), O2, O1, O0)
+    out_at = b * o_batch + z * o2 + y * o1 + x * o0
+    z, y, x = z * stride2 - padding2, y * stride1 - padding1, x * stride0 - padding0
+    start = b * s_batch + z * s2 + y * s1 + x * s0 + group * C * s_channel
+    n = clamped(tile_n * BLOCK_N, N, BLOCK_N, INDEX64)
+    c = tl.arange(0, BLOCK_K)
+    v_start = (group * N + n) * v_first
+    if GAIN == "weight":
+        weight_scale = scale_at(g, norms, group * gain_group + n, n < N, gain_step)
+    blocks = tl.cdiv(C, BLOCK_K)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for i in range(K2 * K1 * K0 * blocks):
+        tap, c0 = i // blocks, i % blocks * BLOCK_K
+        t2, t1, t0 = tap // (K1 * K0), tap // K0 % K1, tap % K0
+        there = p_ok & inside(z + t2 * dilation2, y + t1 * dilation1, x + t0 * dilation0, D2, D1, D0)
+        shift = t2 * dilation2 * s2 + t1 * dilation1 * s1 + t0 * dilation0 * s0
+        at = (start + shift)[:, None] + (c0 + c)[None, :] * s_channel
+        v_at = v_start[:, None] + (c0 + c)[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
+        ok = there[:, None] if EVEN else there[:, None] & (c0 + c < C)[None, :]
+        tile = tl.load(source + at, mask=ok, other=0.0)
+        v_tile = tl.load(v + v_at) if EVEN else tl.load(v + v_at, mask=(c0 + c < C)[None, :], other=0.0)
+        if mask_source is not None:
+            passed = tl.load(mask_source + at, mask=ok, other=0.0)
+            tile = narrowed(tl.where(passed <= 0, 0.0, tile), source.dtype.element_ty)
+        if GAIN == "input":
+            s = scale_at(g, norms, group * gain_group + c0 + c, c0 + c < C, gain_step)
+            tile = narrowed(tile.to(tl.float32) * s[None, :], source.dtype.element_ty)
+        if GAIN == "weight":
+            v_tile = v_tile.to(tl.float32) * weight_scale[:, None]
+        acc = dot(tile, tl.trans(narrowed(v_tile, source.dtype.element_ty)), acc, PRECISION)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_ok = n < N
+    if GAIN == "output":
+        acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+    channel = group * N + n
+    ok = p_ok[:, None] & n_ok[None, :]
+    finish_tile(acc, bias, out, out_at[:, None] + channel[None, :] * o_channel, tl.where(n_ok, channel, -1), ok, RELU)
+
+
+@triton.jit
+def taps_of_phase(phase, padding, stride, divisor, inverse, K: tl.constexpr, dilation):
+    """The taps t with t·dilation ≡ phase + padding (mod stride): (first, step, how many, source index of the first).
+
+    ``divisor`` is gcd(dilation, stride), ``inverse`` that of dilation/divisor modulo step = stride/divisor.
+    """
+    step = stride // divisor
+    rest = (phase + padding) % stride
+    first = rest // divisor * inverse % step
+    count = tl.where(rest % divisor == 0, tl.maximum(0, (K - first + step - 1) // step), 0)
+    return first, step, count, (phase + padding - first * dilation) // stride
+
+
+@triton.jit
+def scatter(
+    source, mask_source, v, g, norms, bias, out,
+    batch, C, N, D2, D1, D0, O2, O1, O0,
+    stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
+    divisor2, divisor1, divisor0, inverse2, inverse1, inverse0,
+    s_batch, s_channel, s2, s1, s0, v_first, v_second, v2, v1, v0, o_batch, o_channel, o2, o1, o0,
+    gain_step, gain_group,
+    K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr,
+    GAIN: tl.constexpr, RELU: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """out [batch, groups·N, O] = source [batch, groups·C, D] · v [groups·C, N, taps] at d·stride − padding + t·dilation
+
+    Output pixels with the same remainder modulo the stride receive the same taps: a program serves one such phase.
+    """
+    phase = tl.program_id(1) % (stride2 * stride1 * stride0)
+    group = tl.program_id(1) // (stride2 * stride1 * stride0)
+    f2, f1, f0 = phase // (stride1 * stride0), phase // stride0 % stride1, phase % stride0
+    J2, J1, J0 = tl.cdiv(O2, stride2), tl.cdiv(O1, stride1), tl.cdiv(O0, stride0)
+    pixels = batch * J2 * J1 * J0
+    tile_m, tile_n = grouped_tile(tl.program_id(0), tl.cdiv(pixels, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
+    p = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    p_ok = p < pixels
+    if INDEX64:
+        p, group = p.to(tl.int64), group.to(tl.int64)
+    b, z, y, x = volume_index(tl.where(p_ok, p, 0), J2, J1, J0)
+    first2, step2, count2, z0 = taps_of_phase(f2, padding2, stride2, divisor2, inverse2, K2, dilation2)
+    first1, step1, count1, y0 = taps_of_phase(f1, padding1, stride1, divisor1, inverse1, K1, dilation1)
+    first0, step0, count0, x0 = taps_of_phase(f0, padding0, stride0, divisor0, inverse0, K0, dilation0)
+    out2, out1, out0 = f2 + z * stride2, f1 + y * stride1, f0 + x * stride0
+    p_ok = p_ok & (out2 < O2) & (out1 < O1) & (out0 < O0)
+    out_at = b * o_batch + out2 * o2 + out1 * o1 + out0 * o0
+    z, y, x = z + z0, y + y0, x + x0
+    back2, back1, back0 = dilation2 // divisor2, dilation1 // divisor1, dilation0 // divisor0
+    start = b * s_batch + z * s2 + y * s1 + x * s0 + group * C * s_channel
+    n = clamped(tile_n * BLOCK_N, N, BLOCK_N, INDEX64)
+    c = tl.arange(0, BLOCK_K)
+    blocks = tl.cdiv(C, BLOCK_K)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for i in range(count2 * count1 * count0 * blocks):
+        tap, c0 = i // blocks, i % blocks * BLOCK_K
+        m2, m1, m0 = tap // (count1 * count0), tap // count0 % count1, tap % count0
+        there = p_ok & inside(z - m2 * back2, y - m1 * back1, x - m0 * back0, D2, D1, D0)
+        shift = m2 * back2 * s2 + m1 * back1 * s1 + m0 * back0 * s0
+        at = (start - shift)[:, None] + (c0 + c)[None, :] * s_channel
+        tap_at = (first2 + m2 * step2) * v2 + (first1 + m1 * step1) * v1 + (first0 + m0 * step0) * v0
+        v_at = (group * C + c0 + c)[:, None] * v_first + n[None, :] * v_second + tap_at
+        ok = there[:, None] if EVEN else there[:, None] & (c0 + c < C)[None, :]
+        tile = tl.load(source + at, mask=ok, other=0.0)
+        v_tile = tl.load(v + v_at) if EVEN else tl.load(v + v_at, mask=(c0 + c < C)[:, None], other=0.0)
+        if mask_source is not None:
+            passed = tl.load(mask_source + at, mask=ok, other=0.0)
+            tile = narrowed(tl.where(passed <= 0, 0.0, tile), source.dtype.element_ty)
+        if GAIN == "input":
+            s = scale_at(g, norms, group * gain_group + c0 + c, c0 + c < C, gain_step)
+            tile = narrowed(tile.to(tl.float32) * s[None, :], source.dtype.element_ty)
+        if GAIN == "weight":
+            s = scale_at(g, norms, group * gain_group + c0 + c, c0 + c < C, gain_step)
+            v_tile = v_tile.to(tl.float32) * s[:, None]
+        acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_ok = n < N
+    if GAIN == "output":
+        acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+    channel = group * N + n
+    ok = p_ok[:, None] & n_ok[None, :]
+    finish_tile(acc, bias, out, out_at[:, None] + channel[None, :] * o_channel, tl.where(n_ok, channel, -1), ok, RELU)
+
+
+@triton.jit
+def weight_gradient(
+    near, far, mask_near, mask_far, v, dw, dots,
+    batch, C, N, D2, D1, D0, O2, O1, O0,
+    stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
+    n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v_second, v2, v1, v0,
+    elements, rows, pixels_per_split,
+    K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
+
+    A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
+    its part of the row dots ⟨dW, v⟩; with SPLITS > 1 shares of the pixels go to ``dw`` [SPLITS, …].
+    """
+    group, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    blocks = tl.cdiv(C, BLOCK_K)
+    columns = K2 * K1 * K0 * blocks
+    tile_n, column = tl.program_id(0) // columns, tl.program_id(0) % columns
+    tap, c0 = column // blocks, column % blocks * BLOCK_K
+    t2, t1, t0 = tap // (K1 * K0), tap // K0 % K1, tap % K0
+    if INDEX64:
+        group = group.to(tl.int64)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    c = c0 + tl.arange(0, BLOCK_K)
+    m = tl.arange(0, BLOCK_M)
+    first = split * pixels_per_split
+    last = tl.minimum(first + pixels_per_split, batch * O2 * O1 * O0)
+    near_channel = (group * N + tl.minimum(n, N - 1)) * n_channel
+    far_channel = (group * C + tl.minimum(c, C - 1)) * f_channel
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    for p0 in range(first, last, BLOCK_M):
+        p = p0 + m
+        p_ok = p < last
+        if INDEX64:
+            p = p.to(tl.int64)
+        b, z, y, x = volume_index(p, O2, O1, O0)
+        near_at = (b * n_batch + z * n2 + y * n1 + x * n0)[:, None] + near_channel[None, :]
+        z, y, x = (
+            z * stride2 - padding2 + t2 * dilation2,
+            y * stride1 - padding1 + t1 * dilation1,
+            x * stride0 - padding0 + t0 * dilation0,
+        )
+        far_ok = p_ok & inside(z, y, x, D2, D1, D0)
+        far_at = (b * f_batch + z * f2 + y * f1 + x * f0)[:, None] + far_channel[None, :]
+        near_tile = tl.load(near + near_at, mask=p_ok[:, None], other=0.0)
+        far_tile = tl.load(far + far_at, mask=far_ok[:, None], other=0.0)
+        if mask_near is not None:
+            passed = tl.load(mask_near + near_at, mask=p_ok[:, None], other=0.0)
+            near_tile = narrowed(tl.where(passed <= 0, 0.0, near_tile), near.dtype.element_ty)
+        if mask_far is not None:
+            passed = tl.load(mask_far + far_at, mask=far_ok[:, None], other=0.0)
+            far_tile = narrowed(tl.where(passed <= 0, 0.0, far_tile), far.dtype.element_ty)
+        acc = dot(tl.trans(near_tile), far_tile, acc, PRECISION)
+    row = group * N + n
+    ok = (n < N)[:, None] & (c < C)[None, :]
+    at = row[:, None] * v_first + c[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
+    if dots is not None:
+        v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
+        tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n < N)
+    tl.store(dw + split * elements + at, narrowed(acc, dw.dtype.element_ty), mask=ok)

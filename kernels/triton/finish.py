@@ -1,0 +1,90 @@
+"""The last step of a backward pass with a norm per row of v: dW becomes dv, and dg and db are made on the way."""
+
+import triton
+import triton.language as tl
+
+from wnfused.kernels.triton.language import narrowed
+from wnfused.kernels.triton.rows import gain_over_norm
+
+
+@triton.jit
+def channel_sums(
+    dy, y, channel, channels, batch, pixels, dy_batch, dy_channel, dy_pixel,
+    INDEX64: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Σ dy over batch and pixels, where y (if there is one) is positive."""
+    p = tl.arange(0, BLOCK_P)
+    if INDEX64:
+        p, channel = p.to(tl.int64), channel.to(tl.int64)
+    total = tl.zeros([BLOCK_P, channel.shape[0]], tl.float32)
+    for p0 in range(0, batch * pixels, BLOCK_P):
+        at = (p0 + p) // pixels * dy_batch + (p0 + p) % pixels * dy_pixel
+        ok = (p < batch * pixels - p0)[:, None] & (channel < channels)[None, :]
+        at = at[:, None] + channel[None, :] * dy_channel
+        tile = tl.load(dy + at, mask=ok, other=0.0).to(tl.float32)
+        if y is not None:
+            tile = tl.where(tl.load(y + at, mask=ok, other=0.0) <= 0, 0.0, tile)
+        total += tile
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def sum_of_parts(dw, at, ok, parts, elements):
+    total = tl.load(dw + at, mask=ok, other=0.0)
+    for i in range(1, parts):
+        total += tl.load(dw + i * elements + at, mask=ok, other=0.0)
+    return total
+
+
+@triton.jit
+def finish_weight(
+    dw, v, g, norms, dots, dv, dg, dy, y, db,
+    rows, length, parts, elements, channels, batch, pixels, dy_batch, dy_channel, dy_pixel,
+    FROM_SPLITS: tl.constexpr, HAS_ROWS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The first programs finish BLOCK_R rows each; those after them sum dy, BLOCK_C channels each.
+
+    FROM_SPLITS: ``dw`` holds ``parts`` float32 shares [parts, rows, length] that are added here in order, and the rows'
+    dots are found here too. Otherwise dw is whole and may be dv, and ``dots`` holds ``parts`` shares of each ⟨dW, v⟩.
+    y, where a ReLU was fused, has dy's strides.
+    """
+    pid = tl.program_id(0)
+    row_programs = tl.cdiv(rows, BLOCK_R) if HAS_ROWS else 0
+    if HAS_ROWS and pid < row_programs:
+        row = pid * BLOCK_R + tl.arange(0, BLOCK_R)
+        row_ok = row < rows
+        norm = tl.load(norms + row, mask=row_ok, other=0.0)
+        inverse = gain_over_norm(1.0, norm)
+        e = tl.arange(0, BLOCK_E)
+        start = (row.to(tl.int64) if INDEX64 else row)[:, None] * length + e[None, :]
+        c = tl.zeros([BLOCK_R], tl.float32)
+        if FROM_SPLITS:
+            for e0 in range(0, length, BLOCK_E):
+                ok = row_ok[:, None] & (e < length - e0)[None, :]
+                u = tl.load(v + start + e0, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
+                c += tl.sum(sum_of_parts(dw, start + e0, ok, parts, elements) * u, 1)
+        else:
+            for i in range(parts):
+                c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
+            c = c * inverse
+        if dg is not None:
+            tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=row_ok)
+        if dv is not None:
+            s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(tl.float32), norm)
+            for e0 in range(0, length, BLOCK_E):
+                ok = row_ok[:, None] & (e < length - e0)[None, :]
+                if FROM_SPLITS:
+                    whole = sum_of_parts(dw, start + e0, ok, parts, elements)
+                else:
+                    whole = tl.load(dw + start + e0, mask=ok, other=0.0).to(tl.float32)
+                u = tl.load(v + start + e0, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
+                result = s[:, None] * (whole - c[:, None] * u)
+                tl.store(dv + start + e0, narrowed(result, dv.dtype.element_ty), mask=ok)
+    if db is not None:  # noqa: SIM102 - this test is the compiler's, the next one the program's
+        if pid >= row_programs:
+            channel = (pid - row_programs) * BLOCK_C + tl.arange(0, BLOCK_C)
+            total = channel_sums(
+                dy, y, channel, channels, batch, pixels, dy_batch, dy_channel, dy_pixel, INDEX64, BLOCK_P
+            )
+            tl.store(db + channel, narrowed(total, db.dtype.element_ty), mask=channel < channels)

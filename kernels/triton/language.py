@@ -1,0 +1,25 @@
+"""What the kernels' language lacks in triton's interpreter, which the tests run in."""
+
+import triton
+import triton.language as tl
+
+from wnfused.kernels.triton import support
+
+INTERPRETED = tl.constexpr(support.interpreted())
+
+
+@triton.jit
+def dot(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a · b, of one element type."""
+    if INTERPRETED:  # the interpreter would multiply the bits of bfloat16 numbers
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
+
+
+@triton.jit
+def narrowed(value, DTYPE: tl.constexpr):
+    """value in DTYPE, rounded to nearest."""
+    if INTERPRETED and tl.bfloat16 == DTYPE:  # the interpreter would cut the digits off
+        bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
+        value = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return value.to(DTYPE)

@@ -1,0 +1,208 @@
+"""Kernels over the rows of a weight: norms, the normalized weight, and its backward, for a norm along any dimension.
+
+A weight is seen as ``[outer, rows, inner]`` in memory, one norm per row over outer and inner. Statistics are float32,
+or float64 for float64 weights. A long row is cut into splits whose partial results a second kernel combines in a fixed
+order: no atomics, the same bits every time.
+"""
+
+import triton
+import triton.language as tl
+
+from wnfused.kernels.triton.language import narrowed
+
+# Squares of norms between these bounds neither overflow nor lose digits in float32; others are summed again, scaled.
+SMALLEST_SQUARE = tl.constexpr(1e-24)
+LARGEST_SQUARE = tl.constexpr(1e36)
+
+
+@triton.jit
+def gain_over_norm(g, norm):
+    """g / n, and 0 for a row of zeros."""
+    return tl.where(norm == 0, 0.0, g / tl.where(norm == 0, 1.0, norm))
+
+
+@triton.jit
+def is_unsafe(square):
+    return (square <= SMALLEST_SQUARE) | (square >= LARGEST_SQUARE) | (square != square)
+
+
+@triton.jit
+def usable_scale(largest):
+    """What a row can be divided by: its largest element, unless that is 0, infinite or NaN."""
+    return tl.where((largest > 0) & (largest < float("inf")), largest, 1.0)
+
+
+@triton.jit
+def careful_norm(v_rows, row_ok, K, eps, BLOCK: tl.constexpr):
+    """Norms of contiguous rows of length K at ``v_rows``, safe for every finite value; for the few that need it."""
+    columns = tl.arange(0, BLOCK)
+    largest = tl.zeros_like(row_ok.to(tl.float32)) + tl.sqrt(eps)
+    for k in range(0, K, BLOCK):
+        ok = row_ok[:, None] & (columns[None, :] < K - k)
+        tile = tl.load(v_rows[:, None] + (k + columns)[None, :], mask=ok, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.max(tl.abs(tile), 1))
+    scale = usable_scale(largest)
+    root = tl.sqrt(eps) / scale
+    total = root * root
+    for k in range(0, K, BLOCK):
+        ok = row_ok[:, None] & (columns[None, :] < K - k)
+        tile = tl.load(v_rows[:, None] + (k + columns)[None, :], mask=ok, other=0.0).to(tl.float32)
+        tile = tile / scale[:, None]
+        total += tl.sum(tile * tile, 1)
+    return scale * tl.sqrt(total)
+
+
+@triton.jit
+def element_offset(row, element, rows, inner, OUTER_IS_ONE: tl.constexpr):
+    if OUTER_IS_ONE:
+        return row[:, None] * inner + element[None, :]
+    return (element // inner)[None, :] * (rows * inner) + row[:, None] * inner + (element % inner)[None, :]
+
+
+@triton.jit
+def row_block(pid, rows, BLOCK_R: tl.constexpr, INDEX64: tl.constexpr):
+    row = pid * BLOCK_R + tl.arange(0, BLOCK_R)
+    if INDEX64:
+        row = row.to(tl.int64)
+    return row, row < rows
+
+
+@triton.jit
+def partial_norms(
+    v, scales, squares, norms, rows, inner, length, per_split, eps,
+    OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """The norms, where a program has whole rows; else each split's share of Σv² as (scale, Σ(v/scale)²) [splits, rows].
+
+    ``norms`` is given in the first case, ``scales`` and ``squares`` in the second.
+    """
+    pid, split = tl.program_id(0), tl.program_id(1)
+    row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
+    begin = split * per_split
+    end = tl.minimum(begin + per_split, length)
+    columns = tl.arange(0, BLOCK_E)
+    if INDEX64:
+        columns = columns.to(tl.int64)
+    total = tl.zeros([BLOCK_R], STATISTICS)
+    largest = tl.zeros([BLOCK_R], STATISTICS)
+    for e in range(begin, end, BLOCK_E):
+        ok = row_ok[:, None] & (e + columns < end)[None, :]
+        at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+        tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS)
+        total += tl.sum(tile * tile, 1)
+        largest = tl.maximum(largest, tl.max(tl.abs(tile), 1))
+    scale = tl.full([BLOCK_R], 1.0, STATISTICS)
+    root = tl.sqrt(tl.zeros([BLOCK_R], STATISTICS) + eps)
+    if tl.max(is_unsafe(total).to(tl.int32), 0) > 0:
+        if norms is not None:
+            largest = tl.maximum(largest, root)
+        scale = tl.where(is_unsafe(total), usable_scale(largest), scale)
+        total = tl.zeros([BLOCK_R], STATISTICS)
+        for e in range(begin, end, BLOCK_E):
+            ok = row_ok[:, None] & (e + columns < end)[None, :]
+            at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+            tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) / scale[:, None]
+            total += tl.sum(tile * tile, 1)
+    if norms is not None:
+        tl.store(norms + row, scale * tl.sqrt(total + (root / scale) * (root / scale)), mask=row_ok)
+    else:
+        tl.store(scales + split * rows + row, scale, mask=row_ok)
+        tl.store(squares + split * rows + row, total, mask=row_ok)
+
+
+@triton.jit
+def combine_norms(scales, squares, norms, rows, splits, eps, STATISTICS: tl.constexpr, BLOCK_R: tl.constexpr):
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    ok = row < rows
+    root = tl.full([BLOCK_R], 0.0, STATISTICS) + tl.sqrt(tl.zeros([BLOCK_R], STATISTICS) + eps)
+    largest = root
+    for s in range(splits):
+        square = tl.load(squares + s * rows + row, mask=ok, other=0.0)
+        scale = tl.load(scales + s * rows + row, mask=ok, other=0.0)
+        largest = tl.maximum(largest, tl.where(square == 0, 0.0, scale))
+    common = usable_scale(largest)
+    total = (root / common) * (root / common)
+    for s in range(splits):
+        ratio = tl.load(scales + s * rows + row, mask=ok, other=0.0) / common
+        total += tl.load(squares + s * rows + row, mask=ok, other=0.0) * ratio * ratio
+    tl.store(norms + row, common * tl.sqrt(total), mask=ok)
+
+
+@triton.jit
+def write_normalized(
+    v, g, norms, w, rows, inner, length, per_split,
+    OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """w = v · g/n."""
+    pid, split = tl.program_id(0), tl.program_id(1)
+    row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
+    columns = tl.arange(0, BLOCK_E)
+    if INDEX64:
+        columns = columns.to(tl.int64)
+    s = gain_over_norm(
+        tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), tl.load(norms + row, mask=row_ok, other=0.0)
+    )
+    begin = split * per_split
+    end = tl.minimum(begin + per_split, length)
+    for e in range(begin, end, BLOCK_E):
+        ok = row_ok[:, None] & (e + columns < end)[None, :]
+        at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+        tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * s[:, None]
+        tl.store(w + at, narrowed(tile, w.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def partial_dots(
+    dw, v, norms, dots, rows, inner, length, per_split,
+    OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """Each split's share of c = ⟨dw, v/n⟩, row by row, to [splits, rows]."""
+    pid, split = tl.program_id(0), tl.program_id(1)
+    row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
+    columns = tl.arange(0, BLOCK_E)
+    if INDEX64:
+        columns = columns.to(tl.int64)
+    inverse = gain_over_norm(1.0, tl.load(norms + row, mask=row_ok, other=0.0))
+    total = tl.zeros([BLOCK_R], STATISTICS)
+    begin = split * per_split
+    end = tl.minimum(begin + per_split, length)
+    for e in range(begin, end, BLOCK_E):
+        ok = row_ok[:, None] & (e + columns < end)[None, :]
+        at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+        u = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * inverse[:, None]
+        total += tl.sum(tl.load(dw + at, mask=ok, other=0.0).to(STATISTICS) * u, 1)
+    tl.store(dots + split * rows + row, total, mask=row_ok)
+
+
+@triton.jit
+def project(
+    dw, v, g, norms, dots, dv, dg, rows, inner, length, per_split, splits,
+    OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """dv = g/n · (dw − c·v/n) and dg = c, from the splits' dots; dv may be dw itself."""
+    pid, split = tl.program_id(0), tl.program_id(1)
+    row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
+    columns = tl.arange(0, BLOCK_E)
+    if INDEX64:
+        columns = columns.to(tl.int64)
+    c = tl.zeros([BLOCK_R], STATISTICS)
+    for i in range(splits):
+        c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
+    norm = tl.load(norms + row, mask=row_ok, other=0.0)
+    if dg is not None:
+        tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=row_ok & (split == 0))
+    if dv is not None:
+        s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), norm)
+        inverse = gain_over_norm(1.0, norm)
+        begin = split * per_split
+        end = tl.minimum(begin + per_split, length)
+        for e in range(begin, end, BLOCK_E):
+            ok = row_ok[:, None] & (e + columns < end)[None, :]
+            at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+            u = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * inverse[:, None]
+            rest = tl.load(dw + at, mask=ok, other=0.0).to(STATISTICS) - c[:, None] * u
+            tl.store(dv + at, narrowed(s[:, None] * rest, dv.dtype.element_ty), mask=ok)

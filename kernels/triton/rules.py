@@ -1,0 +1,90 @@
+"""Which kernel, tile and split a problem gets: a rule that reads shapes, dtype and target, and needs no GPU.
+
+``wnfused tune`` may know better on a given machine; its answers (``tune.py``) come first. Sizes enter in buckets,
+powers of two, so that a ragged last batch meets the plan its full siblings have.
+"""
+
+import functools
+from typing import NamedTuple
+
+from wnfused.kernels.triton.tiles import TILES, Tile
+
+
+class Target(NamedTuple):
+    family: str  # a key of TILES
+    processors: int  # streaming multiprocessors or compute units
+
+
+TARGETS = {"sm_80": 108, "sm_90": 132, "sm_100": 148, "gfx942": 304}  # A100, H100, B200, MI300X
+
+
+class Problem(NamedTuple):
+    """One matmul-like kernel call: an [m, k] times a [k, n] operand, ``repeats`` times (groups, phases, taps)."""
+
+    kernel: str  # "linear", "linear_dx", "linear_dw", "gather", "scatter", "weight_gradient"
+    m: int
+    n: int
+    k: int
+    element: int  # bytes of an activation's element
+    repeats: int = 1
+    single_pass_allowed: bool = False  # a norm per output row of v, norms not known yet
+    channels_last: bool = True  # of a convolution's tensors; the kernels read contiguous ones in narrow pieces
+
+
+class Plan(NamedTuple):
+    mode: str  # "norms first", "single pass" or "vendor"
+    tile: Tile
+    splits: int = 1
+
+
+def bucket(size: int) -> int:
+    """The power of two at or above size."""
+    return 1 << max(0, size - 1).bit_length()
+
+
+def bucketed(problem: Problem) -> Problem:
+    return problem._replace(
+        m=bucket(problem.m), n=bucket(problem.n), k=bucket(problem.k), repeats=bucket(problem.repeats)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_by_rule(problem: Problem, target: Target) -> Plan:
+    problem = bucketed(problem)
+    tile = _tile(problem, target)
+    return Plan(_mode(problem, tile), tile, _splits(problem, tile, target))
+
+
+# Multiply-adds from which cuDNN, which turns contiguous images into its own order first, is expected to win.
+LARGE_CONVOLUTION = 2**30
+
+
+def _tiles_of(problem: Problem, tile: Tile) -> int:
+    return -(-problem.m // tile.m) * -(-problem.n // tile.n) * problem.repeats
+
+
+def _tile(problem: Problem, target: Target) -> Tile:
+    """The largest tile that the problem fills and that still gives every processor one; else the smallest that fits."""
+    candidates = TILES[target.family][problem.element]
+    fitting = [t for t in candidates if t.m <= max(16, problem.m) and t.n <= max(64, problem.n)] or [candidates[-1]]
+    for tile in fitting:
+        if _tiles_of(problem, tile) >= target.processors:
+            return tile
+    return fitting[-1] if problem.m <= 16 else next((t for t in reversed(fitting) if t.m >= 64), fitting[-1])
+
+
+def _mode(problem: Problem, tile: Tile) -> str:
+    """Each row of tiles sums Σv² again: up to four rows that is cheaper than a launch and a trip over v of its own."""
+    if not problem.channels_last and problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION:
+        return "vendor"
+    if problem.single_pass_allowed and -(-problem.m // tile.m) <= 4:
+        return "single pass"
+    return "norms first"
+
+
+def _splits(problem: Problem, tile: Tile, target: Target) -> int:
+    """Shares of the summed dimension, when there are too few tiles to fill the machine and enough left to sum."""
+    if problem.kernel in ("linear_dx", "gather", "scatter"):
+        return 1
+    missing = target.processors // max(1, _tiles_of(problem, tile))
+    return max(1, min(missing, problem.k // (8 * tile.k), 32))

@@ -1,0 +1,307 @@
+"""Launches of the convolution kernels: forward and backward of plain and transposed layers, from tensors and a plan."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
+from wnfused.kernels.triton.rules import Plan, Problem
+from wnfused.kernels.triton.run_linear import Gradients, finish_bias, finish_rows, supported
+from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
+
+Triple = tuple[int, int, int]
+
+
+class Walk(NamedTuple):
+    """A layer's geometry in three dimensions, with the groups."""
+
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+    kernel: Triple
+    groups: int
+
+
+def _triple(values: list[int], fill: int) -> Triple:
+    return (*(fill,) * (3 - len(values)), *values)  # type: ignore[return-value]
+
+
+def walk_of(v: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int) -> Walk:
+    return Walk(_triple(stride, 1), _triple(padding, 0), _triple(dilation, 1), _triple(list(v.shape[2:]), 1), groups)
+
+
+def sizes_of(t: Tensor) -> Triple:
+    return _triple(list(t.shape[2:]), 1)
+
+
+def strides_of(t: Tensor) -> tuple[int, ...]:
+    """(batch, channel, depth, height, width)."""
+    return (t.stride(0), t.stride(1), *_triple(list(t.stride()[2:]), 0))
+
+
+def precision(dtype: torch.dtype) -> str:
+    """What float32 products may lose, as torch's own flag for convolutions says."""
+    return "tf32" if dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def channels_last(t: Tensor) -> torch.memory_format | None:
+    """The channels-last format t is in, if it is not contiguous."""
+    format = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.ndim)
+    return format if format and t.is_contiguous(memory_format=format) and not t.is_contiguous() else None
+
+
+def is_depthwise(v: Tensor, x: Tensor, groups: int) -> bool:
+    return groups > 1 and groups == v.shape[0] == x.shape[1] and v.shape[1] == 1
+
+
+def place_of_gain(kernel: str, source: Tensor, v: Tensor, dim: Dim) -> str | None:
+    """Where g/n enters gather or scatter; None where w has to be written (a norm per tap, or float16's small range)."""
+    if dim is not None and dim > 1:
+        return None
+    narrow, mixed = source.dtype == torch.float16, v.dtype == torch.float32
+    on_result = dim is None or (dim == 0) == (kernel == "gather")
+    if narrow and (mixed or not on_result):
+        first_dim = dim in (0, None)  # the kernels can scale v's tile along its first dimension
+        return "weight" if first_dim else None
+    return "output" if on_result else "input"
+
+
+class _Gain(NamedTuple):
+    place: str
+    weight: Tensor  # v, or w where it has to be written
+    g: Tensor
+    norms: Tensor
+    step: int
+    group: int
+
+
+def _gain(kernel: str, source: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: Dim, groups: int) -> _Gain:
+    place = place_of_gain(kernel, source, v, dim)
+    weight = v if place else normalized(v, g, norms, dim, source.dtype)
+    group = v.shape[0] // groups if dim == 0 else 0
+    return _Gain(place or "none", weight, g.contiguous(), norms, 0 if dim is None else 1, group)
+
+
+def _channels_innermost(*tensors: Tensor) -> bool:
+    return all(t.stride(1) == 1 or t.shape[1] == 1 for t in tensors)
+
+
+def gather_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
+    pixels, taps = out.shape[0] * math.prod(sizes_of(out)), math.prod(walk.kernel)
+    size, last = source.element_size(), _channels_innermost(source, out)
+    n = v.shape[0] // walk.groups
+    return Problem("gather", pixels, n, v.shape[1] * taps, size, walk.groups, channels_last=last)
+
+
+def scatter_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
+    pixels = out.shape[0] * math.prod(triton.cdiv(o, s) for o, s in zip(sizes_of(out), walk.stride, strict=True))
+    taps = math.prod(triton.cdiv(k, s) for k, s in zip(walk.kernel, walk.stride, strict=True))
+    size, last = source.element_size(), _channels_innermost(source, out)
+    c, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.stride)
+    return Problem("scatter", pixels, v.shape[1], c * taps, size, repeats, channels_last=last)
+
+
+def weight_problem(near: Tensor, far: Tensor, v: Tensor, walk: Walk) -> Problem:
+    pixels, last = near.shape[0] * math.prod(sizes_of(near)), _channels_innermost(near, far)
+    n, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.kernel)
+    return Problem("weight_gradient", n, v.shape[1], pixels, near.element_size(), repeats, channels_last=last)
+
+
+def _blocks(plan: Plan) -> dict[str, int]:
+    tile = plan.tile
+    blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
+    return {**blocks, "num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def _kernel_sizes(walk: Walk) -> dict[str, int]:
+    return dict(zip(("K2", "K1", "K0"), walk.kernel, strict=True))
+
+
+def gather(
+    source: Tensor, mask: Tensor | None, v: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, out: Tensor,
+    walk: Walk, dim: Dim, relu: bool, plan: Plan,
+) -> None:  # fmt: skip
+    groups = walk.groups
+    batch, sizes, out_sizes = source.shape[0], sizes_of(source), sizes_of(out)
+    geometry = (*walk.stride, *walk.padding, *walk.dilation)
+    pixels = batch * math.prod(out_sizes)
+    if is_depthwise(v, source, groups):
+        weight, place, gains, step = _depthwise_gain(v, g, norms, dim, source)
+        depthwise.depthwise_gather[(triton.cdiv(pixels, 64) * triton.cdiv(groups, 32),)](
+            source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
+            *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
+            **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
+        )  # fmt: skip
+        return
+    n, c = v.shape[0] // groups, v.shape[1]
+    gain = _gain("gather", source, v, g, norms, dim, groups)
+    conv.gather[(triton.cdiv(pixels, plan.tile.m) * triton.cdiv(n, plan.tile.n), groups)](
+        source, mask, gain.weight, gain.g, norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
+        *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
+        **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
+        PRECISION=precision(source.dtype), INDEX64=index64(source, out, gain.weight), GROUP=8, **_blocks(plan),
+    )  # fmt: skip
+
+
+def _depthwise_gain(v: Tensor, g: Tensor, norms: Tensor, dim: Dim, like: Tensor) -> tuple[Tensor, str, Tensor, int]:
+    if dim is not None and dim > 1:
+        return normalized(v, g, norms, dim, like.dtype), "none", g, 0
+    return v, "output", g.contiguous(), 1 if dim == 0 else 0
+
+
+def _modular(stride: Triple, dilation: Triple) -> tuple[int, ...]:
+    """gcd(dilation, stride) of each dimension, then the inverses that taps_of_phase needs."""
+    divisors = [math.gcd(d, s) for d, s in zip(dilation, stride, strict=True)]
+    steps = [s // d for s, d in zip(stride, divisors, strict=True)]
+    inverses = [pow(d // q, -1, t) if t > 1 else 0 for d, q, t in zip(dilation, divisors, steps, strict=True)]
+    return (*divisors, *inverses)
+
+
+def scatter(
+    source: Tensor, mask: Tensor | None, v: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, out: Tensor,
+    walk: Walk, dim: Dim, relu: bool, plan: Plan,
+) -> None:  # fmt: skip
+    groups = walk.groups
+    batch, sizes, out_sizes = source.shape[0], sizes_of(source), sizes_of(out)
+    geometry = (*walk.stride, *walk.padding, *walk.dilation, *_modular(walk.stride, walk.dilation))
+    phases = math.prod(walk.stride)
+    pixels = batch * math.prod(triton.cdiv(o, s) for o, s in zip(out_sizes, walk.stride, strict=True))
+    if is_depthwise(v, source, groups):
+        weight, place, gains, step = _depthwise_gain(v, g, norms, dim, source)
+        depthwise.depthwise_scatter[(triton.cdiv(pixels, 64) * triton.cdiv(groups, 32), phases)](
+            source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
+            *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
+            **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
+        )  # fmt: skip
+        return
+    c, n = v.shape[0] // groups, v.shape[1]
+    gain = _gain("scatter", source, v, g, norms, dim, groups)
+    conv.scatter[(triton.cdiv(pixels, plan.tile.m) * triton.cdiv(n, plan.tile.n), groups * phases)](
+        source, mask, gain.weight, gain.g, norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
+        *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
+        **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
+        PRECISION=precision(source.dtype), INDEX64=index64(source, out, gain.weight), GROUP=8, **_blocks(plan),
+    )  # fmt: skip
+
+
+_GRID_LIMIT = 65535  # of programs along a grid's second axis
+
+
+def _takes(x: Tensor, v: Tensor, out: Tensor, geometry: tuple) -> bool:
+    """Whether the kernels serve these; else the vendor path does."""
+    stride, *_, groups = geometry
+    empty = x.numel() == 0 or v.numel() == 0 or out.numel() == 0
+    return supported(x, v) and not empty and groups * max(math.prod(stride), 32) <= _GRID_LIMIT
+
+
+def forward(
+    x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, geometry: tuple, dim: Dim, eps: float, relu: bool,
+    norms: Tensor | None = None, plan: Plan | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """geometry is aten's: stride, padding, dilation, transposed, output_padding, groups."""
+    stride, padding, dilation, transposed, _, groups = geometry
+    y = empty_output(x, v, geometry)
+    if not _takes(x, v, y, geometry):
+        return run_vendor.convolution(x, v, g, bias, geometry, dim, eps, relu, norms)
+    walk = walk_of(v, stride, padding, dilation, groups)
+    plan = plan or tune.plan((scatter_problem if transposed else gather_problem)(x, y, v, walk), x.device)
+    if plan.mode == "vendor":
+        return run_vendor.convolution(x, v, g, bias, geometry, dim, eps, relu, norms)
+    norms = row_norms(v, g, dim, eps) if norms is None else norms
+    bias = None if bias is None else bias.contiguous()
+    (scatter if transposed else gather)(x, None, v, g, norms, bias, y, walk, dim, relu, plan)
+    return y, norms
+
+
+def empty_output(x: Tensor, v: Tensor, geometry: tuple) -> Tensor:
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    shape = [x.shape[0], v.shape[1] * groups if transposed else v.shape[0]]
+    for i, (size, k) in enumerate(zip(x.shape[2:], v.shape[2:], strict=True)):
+        reach = dilation[i] * (k - 1) + 1
+        if transposed:
+            shape.append((size - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i])
+        else:
+            shape.append((size + 2 * padding[i] - reach) // stride[i] + 1)
+    format = channels_last(x) or channels_last(v) or torch.contiguous_format
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
+
+
+def backward(
+    dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, geometry: tuple, dim: Dim,
+    mask: list[bool], plans: tuple[Plan, Plan] | None = None,
+) -> Gradients:  # fmt: skip
+    stride, padding, dilation, transposed, _, groups = geometry
+    if not _takes(x, v, dy, geometry):
+        return run_vendor.convolution_backward(dy, x, v, g, norms, y, geometry, dim, mask)
+    dy = dy.to(x.dtype)
+    format = channels_last(y if y is not None else dy) or torch.contiguous_format
+    dy = dy.contiguous(memory_format=format)  # one layout for dy and y, whose pixels are evenly spaced
+    y = None if y is None else y.contiguous(memory_format=format)
+    walk = walk_of(v, stride, padding, dilation, groups)
+    dx_plan, dw_plan = plans or backward_plans(dy, x, v, walk, transposed)
+    if "vendor" in (dx_plan.mode, dw_plan.mode):
+        return run_vendor.convolution_backward(dy, x, v, g, norms, y, geometry, dim, mask)
+    dx = dv = dg = db = None
+    if mask[0]:
+        dx = torch.empty_like(x)
+        (gather if transposed else scatter)(dy, y, v, g, norms, None, dx, walk, dim, False, dx_plan)
+    if mask[1] or mask[2]:
+        near, far = ((x, None), (dy, y)) if transposed else ((dy, y), (x, None))
+        dv, dg, db = _weight_gradient(near, far, v, g, norms, walk, dim, mask, (dy, y), dw_plan)
+    elif mask[3]:
+        db = finish_bias(dy, y)
+    return dx, dv, dg, db
+
+
+def backward_plans(dy: Tensor, x: Tensor, v: Tensor, walk: Walk, transposed: bool) -> tuple[Plan, Plan]:
+    near, far = (x, dy) if transposed else (dy, x)
+    dx = (gather_problem if transposed else scatter_problem)(dy, x, v, walk)
+    return tune.plan(dx, x.device), tune.plan(weight_problem(near, far, v, walk), x.device)
+
+
+def _weight_gradient(
+    near: tuple[Tensor, Tensor | None], far: tuple[Tensor, Tensor | None], v_any: Tensor, g: Tensor, norms: Tensor,
+    walk: Walk, dim: Dim, mask: list[bool], output: tuple[Tensor, Tensor | None], plan: Plan,
+) -> Gradients:  # fmt: skip
+    v, groups, taps = in_memory_order(v_any, dim), walk.groups, math.prod(walk.kernel)
+    n, c = v.shape[0] // groups, v.shape[1]
+    pixels = near[0].shape[0] * math.prod(sizes_of(near[0]))
+    alone = is_depthwise(v, near[0], groups)
+    # Only a norm per row can be finished from shares; a depthwise gradient always comes in float32 shares.
+    splits = max(1, triton.cdiv(pixels, 4096)) if alone else plan.splits
+    splits = splits if dim == 0 else 1
+    block = 64 if alone else plan.tile.k
+    per_split = triton.cdiv(triton.cdiv(pixels, splits), block) * block
+    splits = triton.cdiv(pixels, per_split)
+    shared = splits > 1 or (alone and dim == 0)
+    dw = torch.empty((splits, v.numel()), dtype=torch.float32 if shared or alone else v.dtype, device=v.device)
+    (a, mask_a), (b, mask_b) = near, far
+    sizes = (*sizes_of(b), *sizes_of(a), *walk.stride, *walk.padding, *walk.dilation, *strides_of(a), *strides_of(b))
+    if alone:
+        depthwise.depthwise_weight_gradient[(triton.cdiv(groups, 32) * taps, splits)](
+            a, b, mask_a, mask_b, dw, a.shape[0], groups, *sizes, v.stride(0), *strides_of(v)[2:], v.numel(), per_split,
+            **_kernel_sizes(walk), INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32,
+        )  # fmt: skip
+        dots, columns = None, 0
+    else:
+        columns = taps * triton.cdiv(c, plan.tile.n)
+        dots = norms.new_empty((columns, v.shape[0])) if dim == 0 and not shared else None
+        tile = plan.tile
+        conv.weight_gradient[(triton.cdiv(n, tile.m) * columns, groups * splits)](
+            a, b, mask_a, mask_b, v, dw, dots, a.shape[0], c, n, *sizes, *strides_of(v),
+            v.numel(), v.shape[0], per_split,
+            **_kernel_sizes(walk), SPLITS=splits, PRECISION=precision(a.dtype), INDEX64=index64(a, b, dw),
+            BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+    dy, y = output
+    if dim == 0:
+        dg = torch.empty(g.shape, dtype=g.dtype, device=g.device) if mask[2] else None
+        dv, dg, db = finish_rows(dw, v, g.contiguous(), norms, dots, dg, dy, y, mask[1], mask[3], columns)
+    else:
+        whole = dw[0].as_strided(v.shape, v.stride())
+        dv, dg = project(whole, v, g, norms, dim, mask[1], mask[2])
+        db = finish_bias(dy, y) if mask[3] else None
+    return dv, dg, db

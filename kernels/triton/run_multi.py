@@ -1,0 +1,73 @@
+"""Launch of the multi-tensor norms: all the weights of a model that share device and dtype, in one."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from wnfused.kernels.triton import multi
+from wnfused.kernels.triton.run_rows import Dim, in_memory_order, view_of
+
+_BLOCK_R, _BLOCK_E = 4, 512
+_TYPES = {
+    torch.float32: triton.language.float32,
+    torch.bfloat16: triton.language.bfloat16,
+    torch.float16: triton.language.float16,
+}
+
+
+class Weight(NamedTuple):
+    v: Tensor
+    gain_shape: tuple[int, ...]
+    dim: Dim
+    eps: float
+
+
+def supported(v: Tensor) -> bool:
+    return v.dtype in _TYPES and v.numel() > 0
+
+
+class _Tables(NamedTuple):
+    programs: Tensor
+    weights: Tensor
+    eps: Tensor
+    rows: int
+
+
+_tables: dict[tuple, _Tables] = {}  # the same weights come again in every step
+
+
+def many_norms(weights: Sequence[Weight]) -> list[Tensor]:
+    """The norms of each weight, in the shape of its gain; all on one device, of one dtype."""
+    ordered = [in_memory_order(w.v, w.dim) for w in weights]
+    tables = _tables_of(ordered, weights)
+    out = torch.empty(tables.rows, dtype=torch.float32, device=ordered[0].device)
+    multi.many_row_norms[(tables.programs.shape[0],)](
+        tables.programs, tables.weights, tables.eps, out,
+        FIELDS=5, DTYPE=_TYPES[ordered[0].dtype], BLOCK_R=_BLOCK_R, BLOCK_E=_BLOCK_E,
+    )  # fmt: skip
+    parts = out.split([view_of(v, w.dim).rows for v, w in zip(ordered, weights, strict=True)])
+    return [part.view(w.gain_shape) for part, w in zip(parts, weights, strict=True)]
+
+
+def _tables_of(ordered: list[Tensor], weights: Sequence[Weight]) -> _Tables:
+    key = tuple((v.data_ptr(), v.shape, v.device, w.dim, w.eps) for v, w in zip(ordered, weights, strict=True))
+    found = _tables.get(key)
+    if found is None:
+        _tables.clear()  # one model at a time; addresses of tensors that are gone must not stay
+        found = _tables[key] = _make_tables(ordered, weights)
+    return found
+
+
+def _make_tables(ordered: list[Tensor], weights: Sequence[Weight]) -> _Tables:
+    programs, entries, place = [], [], 0
+    for i, (v, weight) in enumerate(zip(ordered, weights, strict=True)):
+        view = view_of(v, weight.dim)
+        entries.append((v.data_ptr(), view.rows, view.inner, view.length, place))
+        programs += [(i, row) for row in range(0, view.rows, _BLOCK_R)]
+        place += view.rows
+    device = ordered[0].device
+    eps = torch.tensor([w.eps for w in weights], dtype=torch.float32, device=device)
+    return _Tables(torch.tensor(programs, device=device), torch.tensor(entries, device=device), eps, place)

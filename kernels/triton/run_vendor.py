@@ -1,0 +1,121 @@
+"""The vendor path: cuBLAS and cuDNN do the sums, row kernels the rest. One candidate of the rule, and what serves
+float64, mixed dtypes the matmul kernels do not take, and empty tensors.
+
+The gain goes to the smaller of the weight and the output. 16-bit outputs would be rounded twice if they were scaled
+after the sum, and so take the scaled weight.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from wnfused.kernels.triton import affine
+from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms, tl_type
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def _masked(dy: Tensor, y: Tensor | None) -> Tensor:
+    return dy if y is None else torch.where(y <= 0, 0.0, dy)
+
+
+def _wide(*tensors: Tensor) -> bool:
+    return all(t.dtype in (torch.float32, torch.float64) and t.dtype == tensors[0].dtype for t in tensors)
+
+
+def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """act(y · g/n + bias) in place, for a dense y [batch, channels, pixels…] with one norm per channel or in all."""
+    channels, pixels = y.shape[1], y[0, 0].numel() if y.ndim > 2 else 1
+    strides = (y.stride(0), y.stride(1), y.stride(-1) if y.ndim > 2 else 1)
+    grid = (triton.cdiv(y.shape[0] * pixels, 64) * triton.cdiv(channels, 64),)
+    affine.scale_channels[grid](
+        y, g.contiguous(), norms, None if bias is None else bias.contiguous(), y,
+        channels, y.shape[0], pixels, *strides,
+        0 if norms.numel() == 1 else 1, max(1, norms.numel()),
+        RELU=relu, STATISTICS=tl_type(y.dtype), INDEX64=index64(y), BLOCK_P=64, BLOCK_C=64,
+    )  # fmt: skip
+    return y
+
+
+def linear(
+    x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool, norms: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    norms = row_norms(v, g, dim, eps) if norms is None else norms
+    output = x.numel() // max(1, v.shape[1]) * v.shape[0]
+    if dim != 1 and 0 < output < v.numel() and _wide(x, v, g) and v.numel() > 0:
+        y = x @ v.t()
+        return scale_output(y.view(-1, v.shape[0]), g, norms, bias, relu).view(y.shape), norms
+    w = normalized(v, g, norms, dim, v.dtype)
+    y = F.linear(x, w.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    return y.relu_() if relu else y, norms
+
+
+def linear_backward(
+    dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, mask: list[bool]
+) -> Gradients:
+    dy = _masked(dy, y)
+    rows = dy.reshape(dy.numel() // v.shape[0] if v.shape[0] else x[..., 0:1].numel(), v.shape[0])
+    dx = dv = dg = db = None
+    if mask[0]:
+        dx = dy @ normalized(v, g, norms, dim, v.dtype).to(dy.dtype)
+    if mask[1] or mask[2]:
+        dw = rows.t() @ x.reshape(rows.shape[0], v.shape[1])
+        dv, dg = project(_like(dw, v, dim), v, g, norms, dim, mask[1], mask[2])
+    if mask[3]:
+        db = rows.sum(0, dtype=torch.float64 if dy.dtype == torch.float64 else torch.float32)
+    return dx, dv, dg, db
+
+
+def _like(dw: Tensor, v: Tensor, dim: Dim) -> Tensor:
+    """dw in the memory order that ``project`` walks v in."""
+    ordered = in_memory_order(v, dim)
+    if dw.stride() == ordered.stride():
+        return dw
+    return torch.empty_like(ordered, dtype=dw.dtype).copy_(dw)
+
+
+def on_output(dim: Dim, transposed: bool, groups: int) -> bool:
+    return dim is None or (dim == 1 and groups == 1 if transposed else dim == 0)
+
+
+def convolution(
+    x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, geometry: tuple, dim: Dim, eps: float, relu: bool,
+    norms: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """geometry is aten's: stride, padding, dilation, transposed, output_padding, groups."""
+    norms = row_norms(v, g, dim, eps) if norms is None else norms
+    _, _, _, transposed, _, groups = geometry
+    if on_output(dim, transposed, groups) and _wide(x, v, g) and x.numel() < v.numel():
+        y = torch.ops.aten.convolution(x, v, None, *geometry)
+        if 0 < y.numel() < v.numel():
+            return scale_output(_dense(y), g, norms, bias, relu), norms
+    w = normalized(v, g, norms, dim, v.dtype)
+    y = torch.ops.aten.convolution(x, w.to(x.dtype), None if bias is None else bias.to(x.dtype), *geometry)
+    return y.relu_() if relu else y, norms
+
+
+def _dense(y: Tensor) -> Tensor:
+    """y in one of the two layouts whose pixels are evenly spaced."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(y.ndim)
+    if y.is_contiguous() or (channels_last and y.is_contiguous(memory_format=channels_last)):
+        return y
+    return y.contiguous()
+
+
+def convolution_backward(
+    dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, geometry: tuple, dim: Dim,
+    mask: list[bool],
+) -> Gradients:  # fmt: skip
+    dy = _masked(dy, y)
+    want_dw = mask[1] or mask[2]
+    dx = dv = dg = db = None
+    if mask[0] or want_dw:
+        w = normalized(v, g, norms, dim, v.dtype).to(x.dtype)
+        dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *geometry, [mask[0], want_dw, False])
+    if want_dw:
+        dv, dg = project(_like(dw, v, dim), v, g, norms, dim, mask[1], mask[2])
+    if mask[3]:
+        wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
+        db = dy.sum((0, *range(2, dy.ndim)), dtype=wide)
+    return dx, dv, dg, db

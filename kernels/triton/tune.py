@@ -1,0 +1,148 @@
+"""The plan of a problem: what ``wnfused tune`` measured on this device, else the rule's.
+
+Winners are kept in one JSON file a device, versioned by triton, device and kernel source, keyed by bucketed shape. A
+file that is corrupt or was made by something else is ignored, with one log line.
+"""
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wnfused.kernels.triton import rules, support
+from wnfused.kernels.triton.rules import Plan, Problem
+from wnfused.kernels.triton.tiles import TILES, Tile
+
+log = logging.getLogger("wnfused")
+
+
+def plan(problem: Problem, device: torch.device) -> Plan:
+    return _plan(rules.bucketed(problem), device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(problem: Problem, device: torch.device) -> Plan:
+    return _winners(device).get(problem) or rules.plan_by_rule(problem, support.target_of(device))
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "interpreter"
+
+
+def cache_file(device: torch.device) -> Path:
+    """``$WNFUSED_TUNE_DIR``, or wnfused's folder in the user's cache; a file for each kind of device."""
+    folder = os.environ.get("WNFUSED_TUNE_DIR")
+    root = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wnfused"
+    return root / f"tune-{device_name(device).replace(' ', '-').replace('/', '-')}.json"
+
+
+@functools.cache
+def source_digest() -> str:
+    """Of the kernels, tiles and launches: a winner is one among these."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _header(device: torch.device) -> dict[str, str]:
+    import triton
+
+    return {"triton": triton.__version__, "device": device_name(device), "kernels": source_digest()}
+
+
+@functools.cache
+def _winners(device: torch.device) -> dict[Problem, Plan]:
+    file = cache_file(device)
+    try:
+        content = json.loads(file.read_text())
+        header = _header(device)
+        differs = [name for name, value in header.items() if content["made for"][name] != value]
+        if differs:
+            log.warning("tuned plans in %s are not used: made for another %s", file, " and ".join(differs))
+            return {}
+        return {_problem(entry["problem"]): _read_plan(entry["plan"]) for entry in content["winners"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("tuned plans in %s are not used: %s cannot be read as such (%r)", file, file.name, error)
+        return {}
+
+
+def _problem(fields: list[Any]) -> Problem:
+    kernel, *numbers, single_pass, channels_last = fields
+    if not isinstance(kernel, str) or not all(type(n) is int for n in numbers):
+        raise ValueError(f"not a problem: {fields!r}")
+    return Problem(kernel, *numbers, single_pass, channels_last)
+
+
+def _read_plan(fields: list[Any]) -> Plan:
+    mode, tile, splits = fields
+    shipped = {t for sizes in TILES.values() for tiles in sizes.values() for t in tiles}
+    if mode not in ("norms first", "single pass", "vendor") or Tile(*tile) not in shipped or not 1 <= splits <= 32:
+        raise ValueError(f"not a plan: {fields!r}")
+    return Plan(mode, Tile(*tile), splits)
+
+
+def save(winners: dict[Problem, Plan], device: torch.device) -> Path:
+    """Adds the winners to the device's file, which appears whole or not at all."""
+    file = cache_file(device)
+    merged = {**_winners(device), **winners}
+    entries = [{"problem": list(problem), "plan": [p.mode, list(p.tile), p.splits]} for problem, p in merged.items()]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as fresh:
+        json.dump({"made for": _header(device), "winners": entries}, fresh, indent=1)
+    Path(fresh.name).replace(file)
+    forget()
+    return file
+
+
+def forget() -> None:
+    """Read the file again when a plan is next asked for."""
+    _winners.cache_clear()
+    _plan.cache_clear()
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
+    """The rule's plan first, then every other: all tiles, both ways to the norms, the sum whole and in shares."""
+    first = rules.plan_by_rule(problem, target)
+    yield first
+    modes = ("norms first", "single pass") if problem.single_pass_allowed else ("norms first",)
+    splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
+    for tile in TILES[target.family][problem.element]:
+        for mode in modes:
+            for splits in (1, 4, 16) if splittable else (1,):
+                if splits <= max(1, problem.k // tile.k) and (mode, tile, splits) != first:
+                    yield Plan(mode, tile, splits)
+    if first.mode != "vendor":
+        yield Plan("vendor", first.tile)
+
+
+def tune(
+    problems: Iterable[Problem], device: torch.device, seconds: Callable[[Problem, Plan], float]
+) -> dict[Problem, Plan]:
+    """The fastest plan of each problem; ``seconds`` measures one, and raises where it does not fit the device."""
+    target, winners = support.target_of(device), {}
+    for problem in map(rules.bucketed, problems):
+        times: dict[Plan, float] = {}
+        for candidate in candidates(problem, target):
+            try:
+                times[candidate] = seconds(problem, candidate)
+            except RuntimeError as error:  # too much shared memory, too many registers
+                log.info("%s with %s: %s", problem.kernel, candidate, str(error).splitlines()[0])
+        if times:
+            winners[problem] = min(times, key=times.__getitem__)
+    return winners

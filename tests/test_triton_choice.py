@@ -1,0 +1,188 @@
+"""Which plan a problem gets, the tuner and its file, and when the triton backend says no."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import wnfused
+from wnfused.kernels.triton import rules, support, tune
+from wnfused.kernels.triton.rules import TARGETS, Plan, Problem, Target
+from wnfused.kernels.triton.tiles import TILES
+from wnfused.ops import backends
+
+A100 = Target("sm_80", 108)
+CPU = torch.device("cpu")
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize("element", [2, 4])
+@pytest.mark.parametrize("m", [1, 16, 100, 5000])
+def test_every_plan_is_shipped(family: str, element: int, m: int) -> None:
+    for kernel in ("linear", "linear_dx", "linear_dw", "gather", "scatter", "weight_gradient"):
+        for n, k in ((1, 1), (64, 576), (4096, 4096)):
+            plan = rules.plan_by_rule(Problem(kernel, m, n, k, element), Target(family, TARGETS[family]))
+            assert plan.tile in TILES[family][element]
+            assert 1 <= plan.splits <= 32
+
+
+def test_small_batches_take_one_pass_and_large_ones_norms_first() -> None:
+    small = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, 2, single_pass_allowed=True), A100)
+    assert (small.mode, small.tile.m) == ("single pass", 16)
+    large = rules.plan_by_rule(Problem("linear", 8192, 4096, 4096, 2, single_pass_allowed=True), A100)
+    assert (large.mode, large.tile.m) == ("norms first", 128)
+    known = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, 2, single_pass_allowed=False), A100)
+    assert known.mode == "norms first"
+
+
+def test_a_sum_too_long_for_few_tiles_is_split() -> None:
+    assert rules.plan_by_rule(Problem("linear", 16, 64, 16384, 2), A100).splits > 4
+    assert rules.plan_by_rule(Problem("weight_gradient", 64, 64, 2**17, 2, 9), A100).splits > 4
+    assert rules.plan_by_rule(Problem("linear", 4096, 4096, 16384, 2), A100).splits == 1
+    assert rules.plan_by_rule(Problem("linear_dx", 16, 64, 16384, 2), A100).splits == 1
+
+
+def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
+    problem = Problem("gather", 2**17, 640, 5760, 2, channels_last=False)
+    assert rules.plan_by_rule(problem, A100).mode == "vendor"
+    assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
+    assert rules.plan_by_rule(problem._replace(m=64, n=16, k=144), A100).mode == "norms first"
+
+
+def test_a_ragged_last_batch_meets_the_same_plan() -> None:
+    problem = Problem("linear", 2048, 1024, 1024, 2)
+    plans = {tune.plan(problem._replace(m=m), CPU) for m in (2048, 2047, 1500, 1025)}
+    assert len(plans) == 1
+    assert tune._plan.cache_info().maxsize is not None
+
+
+@pytest.mark.parametrize(("size", "bucket"), [(0, 1), (1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)])
+def test_buckets(size: int, bucket: int) -> None:
+    assert rules.bucket(size) == bucket
+
+
+# --- the tuner and its file -------------------------------------------------------------------------------------------
+
+PROBLEM = Problem("linear", 128, 1024, 1024, 2, single_pass_allowed=True)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.setenv("WNFUSED_TUNE_DIR", str(tmp_path))
+    tune.forget()
+    yield
+    tune.forget()
+
+
+def test_the_fastest_plan_is_kept_and_used() -> None:
+    rule = rules.plan_by_rule(PROBLEM, A100)
+    wanted = Plan("norms first", TILES["sm_80"][2][-1], 4)
+    assert rule != wanted
+    winners = tune.tune([PROBLEM], CPU, lambda problem, plan: 1.0 if plan == wanted else 2.0)
+    assert winners == {PROBLEM: wanted}
+    tune.save(winners, CPU)
+    assert tune.plan(PROBLEM, CPU) == wanted
+    assert tune.plan(PROBLEM._replace(m=100), CPU) == wanted  # the same bucket
+    other = PROBLEM._replace(k=2048)
+    assert tune.plan(other, CPU) == rules.plan_by_rule(other, A100)
+    tune.save({other: rule}, CPU)
+    assert tune.plan(PROBLEM, CPU) == wanted  # what was known stays
+
+
+def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
+    assert tune.tune([PROBLEM], CPU, lambda problem, plan: 1.0) == {PROBLEM: rules.plan_by_rule(PROBLEM, A100)}
+    plans = list(tune.candidates(PROBLEM, A100))
+    assert len(plans) == len(set(plans))
+    assert {plan.mode for plan in plans} == {"norms first", "single pass", "vendor"}
+    assert {plan.tile for plan in plans} == set(TILES["sm_80"][2])
+
+
+def test_candidates_that_do_not_fit_are_passed_over() -> None:
+    def seconds(problem: Problem, plan: Plan) -> float:
+        if plan.mode != "vendor":
+            raise RuntimeError("out of resource: shared memory")
+        return 1.0
+
+    assert tune.tune([PROBLEM], CPU, seconds)[PROBLEM].mode == "vendor"
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "null", '{"made for": {}}', b"\x80\x00".decode("latin1"), '{"made for": 3, "winners": []}'],
+)
+def test_a_corrupt_file_is_ignored_with_one_line(content: str, caplog: pytest.LogCaptureFixture) -> None:
+    tune.cache_file(CPU).write_text(content)
+    with caplog.at_level(logging.WARNING, logger="wnfused"):
+        assert tune.plan(PROBLEM, CPU) == rules.plan_by_rule(PROBLEM, A100)
+        tune.plan(PROBLEM._replace(k=64), CPU)
+    assert len(caplog.records) == 1
+    assert str(tune.cache_file(CPU)) in caplog.text
+
+
+@pytest.mark.parametrize("field", ["triton", "device", "kernels"])
+def test_a_foreign_file_is_ignored_with_one_line(field: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"][2][0])}, CPU)
+    assert tune.plan(PROBLEM, CPU).mode == "vendor"
+    content = json.loads(file.read_text())
+    content["made for"][field] = "another"
+    file.write_text(json.dumps(content))
+    tune.forget()
+    with caplog.at_level(logging.WARNING, logger="wnfused"):
+        assert tune.plan(PROBLEM, CPU).mode != "vendor"
+    assert [field in record.message for record in caplog.records] == [True]
+
+
+def test_a_plan_that_is_not_shipped_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"][2][0])}, CPU)
+    file.write_text(file.read_text().replace("128", "999", 2))
+    tune.forget()
+    with caplog.at_level(logging.WARNING, logger="wnfused"):
+        assert tune.plan(PROBLEM, CPU) == rules.plan_by_rule(PROBLEM, A100)
+    assert len(caplog.records) == 1
+
+
+# --- when it cannot run -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "word"), [("3.6.0", "old"), ("2.1.0", "old"), ("3.10.1", "new"), ("4.0.0", "new")])
+def test_versions_outside_what_is_known(version: str, word: str) -> None:
+    reason = support.version_problem(version)
+    assert reason is not None
+    assert f"triton {version} is too {word}: 3.7 to 3.9 are supported" in reason
+
+
+@pytest.mark.parametrize("version", ["3.7.1", "3.8.0", "3.9.0", "3.9.0+git1234"])
+def test_versions_that_are_known(version: str) -> None:
+    assert support.version_problem(version) is None
+
+
+def _refuse(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
+    monkeypatch.setattr(support, "missing", lambda: reason)
+    backends._resolved.clear()
+
+
+def test_without_triton_an_explicit_choice_raises_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    _refuse(monkeypatch, "triton cannot be imported (No module named 'triton')")
+    with pytest.raises(wnfused.BackendUnavailable, match="backend 'triton' cannot run: triton cannot be imported"):
+        wnfused.backend("triton")
+    assert wnfused.WNLinear(3, 2)(torch.ones(1, 3)).shape == (1, 2)
+    assert backends.resolve(CPU).name != "triton"
+
+
+def test_cpu_tensors_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "interpreted", lambda: False)
+    assert support.why_not(CPU) == "CPU tensors need triton's interpreter (TRITON_INTERPRET=1)"
+
+
+def test_auto_does_not_take_the_interpreter() -> None:
+    with wnfused.backend("auto"):
+        assert backends.resolve(CPU).name != "triton"
+
+
+def test_devices_it_does_not_know() -> None:
+    assert support.why_not(torch.device("xpu")) == "triton kernels run on CUDA and ROCm devices, not on 'xpu'"

@@ -1,0 +1,57 @@
+"""``precompute_norms``: the row norms of all of a model's layers in one launch."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from wnfused.ops import backends, known_norms
+from wnfused.weight_normalized import WeightNormalized
+
+__all__ = ["precompute_norms"]
+
+
+@contextmanager
+def precompute_norms(model: nn.Module) -> Iterator[int]:
+    """A block in whose forward passes the layers of ``model`` find their row norms ready, computed in one launch.
+
+    ``with wnfused.precompute_norms(model): loss = model(x)``, once a step. The block's value is the number of layers.
+    A weight that is changed inside the block in a way autograd sees is noticed, and its norms are computed as always.
+    This is for the ``triton`` backend, whose large layers otherwise launch a kernel each for their norms; the others
+    find the norms while they walk the weight anyway, and nothing is computed for them.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"precompute_norms: model: expected an nn.Module, got {type(model).__name__}")
+    layers = [m for m in model.modules() if isinstance(m, WeightNormalized) and _served_by_triton(m)]
+    with known_norms.holding(_norms_of(layers)):
+        yield len(layers)
+
+
+def _served_by_triton(layer: WeightNormalized) -> bool:
+    v = layer.weight_v
+    if type(v.data) is not torch.Tensor or v.device.type == "meta":  # a sharded or quantized weight
+        return False
+    if backends.resolve(v.device).name != "triton":
+        return False
+    from wnfused.kernels.triton import run_multi
+
+    return run_multi.supported(v)
+
+
+@torch.no_grad()
+def _norms_of(layers: list[WeightNormalized]) -> list[tuple[torch.Tensor, torch.Tensor, int | None, float]]:
+    if not layers:
+        return []
+    from wnfused.kernels.triton import run_multi
+
+    alike: dict[tuple[torch.device, torch.dtype], list[WeightNormalized]] = defaultdict(list)
+    for layer in layers:
+        alike[layer.weight_v.device, layer.weight_v.dtype].append(layer)
+    known: list[tuple[torch.Tensor, torch.Tensor, int | None, float]] = []
+    for group in alike.values():
+        weights = [run_multi.Weight(m.weight_v, tuple(m.weight_g.shape), m.dim, m.eps) for m in group]
+        for layer, norms in zip(group, run_multi.many_norms(weights), strict=True):
+            known.append((layer.weight_v, norms, layer.dim, layer.eps))
+    return known

@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=# more arguments for pip, for example another package index
 ARGS ?=# more arguments for pytest, the example, the benchmarks or the audit
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)# processes that run the tests
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
@@ -49,7 +50,7 @@ test: setup lint ## lint, build the native kernels and run the tests
 	@echo "==> building the native CPU kernels"
 	@$(BIN)/wnfused build || echo "==> going on without them: the torch backend serves"
 	@echo "==> running the tests"
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of in the interpreter
 	@echo "==> testing the Triton kernels on a GPU"

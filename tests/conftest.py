@@ -18,6 +18,10 @@ import torch
 import wnfused
 from wnfused.ops import native
 
+# Several processes share the cores (make test); two threads each still run what is parallel in parallel.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(2)
+
 hypothesis.settings.register_profile("wnfused", deadline=None, max_examples=60, derandomize=True)
 hypothesis.settings.load_profile("wnfused")
 

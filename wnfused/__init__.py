@@ -1,6 +1,6 @@
 """Weight normalization that costs what a plain layer costs."""
 
-from wnfused import functional
+from wnfused import functional, init, models
 from wnfused.convert import ConvertReport, apply, convert
 from wnfused.fold import fold, to_torch
 from wnfused.freeze import frozen
@@ -34,6 +34,8 @@ __all__ = [
     "fold",
     "frozen",
     "functional",
+    "init",
+    "models",
     "precompute_norms",
     "state_dict",
     "to_torch",

@@ -218,6 +218,8 @@ def _other(kernel: str, target: str) -> Build:
         sizes = _SIZES
     else:
         sizes = {**_LINEAR_SIZES, **_ROW_SIZES, **_PIXEL_SIZES}
+    if kernel == "partial_norms":  # rows that are not split: the norms at once
+        constants.update(scales=None, squares=None)
     mode = "single pass" if kernel == "finish_linear" else "as shipped"
     pointers = _items(_TABLES) if kernel == "many_row_norms" else ()
     return Build(

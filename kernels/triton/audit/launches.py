@@ -44,7 +44,7 @@ class Layer(NamedTuple):
 
 
 _WRITTEN = {"y", "partial", "squares_out", "dx", "dw", "dots", "dg", "dv", "db", "out", "w"}
-_WRITTEN_BY = {"partial_norms": {"scales", "squares"}, "combine_norms": {"norms"}}
+_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
 _READ_BY = {"finish_linear": {"partial"}, "finish_weight": {"dw", "dots", "y"}, "project": {"dw", "dots"}}
 _MODULES = (affine, conv, depthwise, finish, linear, rows)
 _UNTOUCHED = {"finish_linear": {"v"}}  # read again only where a norm is out of float32's range

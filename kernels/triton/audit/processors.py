@@ -1,7 +1,8 @@
-"""Published figures of the GPUs the targets stand for: what a processor does per cycle, and the machine's peaks.
+"""Nominal figures of the GPUs the targets stand for: what a processor does per cycle, and the machine's peaks.
 
-Rates are per streaming multiprocessor (compute unit) and cycle, from the vendors' architecture papers and the CUDA
-programming guide's throughput table. Clocks are boost clocks; bandwidths and 16-bit rates are dense peaks.
+Rates are per streaming multiprocessor (compute unit) and cycle. Bandwidths and 16-bit rates are nominal dense peaks and
+clocks are chosen to agree with them. Assumed, not published: warp-wide MMA runs at A100's rate on sm_90 and sm_100, and
+gfx942 issues one instruction per SIMD and cycle.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ class Processor:
     clock: float  # GHz
     bandwidth: float  # GB/s of DRAM
     tflops: float  # bf16, dense
-    l2: float  # MB
+    l2: float  # MB of the last cache before DRAM: the L2 cache, MI300X's Infinity Cache
     warp: int  # threads
     schedulers: int  # each issues one instruction of one warp per cycle
     tensor: int  # 16-bit multiply-adds on the target's own MMA instruction
@@ -41,22 +42,30 @@ class Processor:
 KB = 1024
 PROCESSORS = {
     "sm_80": Processor(
-        "A100", 108, 1.41, 2039, 312, 40, 32, 4, 1024, 1024, 64, 64, 16, 128,
+        "A100",
+        count=108, clock=1.41, bandwidth=2039, tflops=312, l2=40, warp=32, schedulers=4,
+        tensor=1024, mma_sync=1024, float_lanes=64, integer_lanes=64, special_lanes=16, shared_bytes=128,
         registers=2048, max_registers=255, register_unit=8, shared_capacity=164 * KB, shared_reserved=KB,
         max_warps=64, max_programs=32,
     ),
     "sm_90": Processor(
-        "H100", 132, 1.83, 3350, 989, 50, 32, 4, 2048, 1024, 128, 64, 16, 128,
+        "H100",
+        count=132, clock=1.83, bandwidth=3350, tflops=989, l2=50, warp=32, schedulers=4,
+        tensor=2048, mma_sync=1024, float_lanes=128, integer_lanes=64, special_lanes=16, shared_bytes=128,
         registers=2048, max_registers=255, register_unit=8, shared_capacity=228 * KB, shared_reserved=KB,
         max_warps=64, max_programs=32,
     ),
     "sm_100": Processor(
-        "B200", 148, 1.85, 8000, 2250, 126, 32, 4, 4096, 1024, 128, 64, 16, 128,
+        "B200",
+        count=148, clock=1.85, bandwidth=8000, tflops=2250, l2=126, warp=32, schedulers=4,
+        tensor=4096, mma_sync=1024, float_lanes=128, integer_lanes=64, special_lanes=16, shared_bytes=128,
         registers=2048, max_registers=255, register_unit=8, shared_capacity=228 * KB, shared_reserved=KB,
         max_warps=64, max_programs=32, tensor_memory=512,
     ),
     "gfx942": Processor(
-        "MI300X", 304, 2.1, 5300, 1307, 256, 64, 4, 1024, 1024, 64, 64, 16, 128,
+        "MI300X",
+        count=304, clock=2.1, bandwidth=5300, tflops=1307, l2=256, warp=64, schedulers=4,
+        tensor=1024, mma_sync=1024, float_lanes=64, integer_lanes=64, special_lanes=16, shared_bytes=128,
         registers=2048, max_registers=512, register_unit=8, shared_capacity=64 * KB, shared_reserved=0,
         max_warps=32, max_programs=32,
     ),

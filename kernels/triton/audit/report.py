@@ -18,7 +18,8 @@ _HEAD = """# Offline audit of the Triton kernels
 writes this file: every shipped kernel, tile and dtype is compiled for sm_80 (A100), sm_90 (H100), sm_100 (B200) and
 gfx942 (MI300X) and read back from its machine code. *Cycles* are those of one turn of the main loop on the busiest unit
 of a processor (`kernels/triton/audit/cycles.py`); *× plain* compares them with the same kernel without the
-normalization. `wnfused audit --json FILE` writes all rows, with the instruction mix of each loop.
+normalization, whose loop has *plain* instructions. Tables by tile are for bf16. `wnfused audit --json FILE` writes all
+rows, with the instruction mix of each loop.
 """
 
 
@@ -66,8 +67,9 @@ def markdown(rows: list[Row]) -> str:
 
 
 def _kernel(rows: list[Row]) -> list[str]:
-    full = [row for row in rows if row.build.dtypes == BF16]
-    lines = _bars([_COLUMNS, *map(_cells, full)])
+    rows = [row for row in rows if row.build.mode != "plain"]
+    full = [_COLUMNS, *(_cells(row) for row in rows if row.build.dtypes == BF16)]
+    lines = _bars([(cells[0], *cells[2:]) for cells in full])
     others = [row for row in rows if row.build.dtypes != BF16]
     if others:
         lines += ["", "Other dtypes, over all tiles:", "", *_bars(_extremes(others))]
@@ -123,8 +125,12 @@ def _verdict(check: Check) -> tuple[str, ...]:
 
 
 def _roofline_head(targets: tuple[str, ...]) -> str:
-    peaks = "; ".join(f"{p.gpu} {p.bandwidth:.0f} GB/s, {p.tflops} TFLOP/s, L2 {p.l2} MB" for p in _processors(targets))
-    return f"Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time. Peaks: {peaks}."
+    peaks = "; ".join(
+        f"{p.gpu} {p.bandwidth:.0f} GB/s, {p.tflops} TFLOP/s, cache {p.l2} MB" for p in _processors(targets)
+    )
+    return (
+        f"Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time. Nominal peaks: {peaks}."
+    )
 
 
 def _processors(targets: tuple[str, ...]) -> list:

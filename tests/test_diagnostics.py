@@ -1,0 +1,173 @@
+"""Signal propagation and the Hessian's norm, against direct computations."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wnfused
+from wnfused.diagnostics import hessian_norm, signal_report
+
+
+def small_network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(wnfused.WNLinear(3, 4, activation="relu"), wnfused.WNLinear(4, 3)).to(dtype)
+
+
+# --- signal_report ----------------------------------------------------------------------------------------------------
+
+
+def test_norms_by_hand() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
+        model[1].weight.copy_(torch.tensor([[0.0, 3.0], [3.0, 0.0]]))
+    first, second = signal_report(model, torch.randn(5, 2)).layers
+    assert (first.name, second.name, first.shape) == ("0", "1", (2,))
+    assert first.forward_mean == pytest.approx(2, rel=1e-5) and second.forward_mean == pytest.approx(6, rel=1e-5)
+    assert first.backward_mean == pytest.approx(3, rel=1e-5) and second.backward_mean == pytest.approx(1, rel=1e-5)
+    assert first.forward_std < 1e-5 and first.backward_std < 1e-5
+
+
+def test_mean_and_spread_over_samples() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Identity())
+    x = torch.tensor([[3.0, -4.0], [5.0, 12.0]])
+    layer = signal_report(model, x).layers[0]
+    ratios = torch.tensor([3 / 5, 1.0])
+    assert layer.forward_mean == pytest.approx(ratios.mean().item())
+    assert layer.forward_std == pytest.approx(ratios.std(correction=0).item())
+
+
+def test_in_place_activations_do_not_change_what_was_recorded() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 4)
+    layers = [nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)]
+    quiet = signal_report(nn.Sequential(*layers), x, generator=torch.Generator().manual_seed(1))
+    layers[1] = nn.ReLU(inplace=True)
+    assert signal_report(nn.Sequential(*layers), x, generator=torch.Generator().manual_seed(1)) == quiet
+
+
+def test_a_module_called_twice_and_a_loss_of_ones_own() -> None:
+    linear = nn.Linear(3, 3)
+    model = nn.Sequential(linear, linear)
+    report = signal_report(model, torch.randn(4, 3), loss_fn=lambda y: y.square().sum())
+    assert [layer.name for layer in report.layers] == ["0", "0 #2"]
+    assert report.layers[-1].backward_mean == pytest.approx(1.0)
+    assert signal_report(model, torch.randn(4, 3), modules=["1"]).layers[0].name == "1"
+
+
+def test_the_model_stays_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
+    model[0].weight.grad = torch.ones(4, 3)
+    before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    signal_report(model, torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert torch.equal(model[0].weight.grad, torch.ones(4, 3)) and model[0].bias.grad is None
+    assert torch.equal(torch.get_rng_state(), random)
+    assert model.training and not model[0]._forward_hooks
+
+
+def test_table_and_plot(tmp_path: Path) -> None:
+    report = signal_report(small_network(), torch.randn(5, 3, dtype=torch.float64))
+    assert len(str(report).splitlines()) == 3
+    assert "‖h‖/‖x‖" in report.table()
+    path = report.plot(tmp_path / "folder" / "signal.png")
+    assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_bad_input() -> None:
+    model = small_network()
+    with pytest.raises(ValueError, match=r"signal_report: x: expected a batch .* got shape \(0, 3\)"):
+        signal_report(model, torch.empty(0, 3))
+    with pytest.raises(ValueError, match="signal_report: modules: the model has no module named 'nine'"):
+        signal_report(model, torch.randn(2, 3), modules=["nine"])
+
+
+# --- hessian_norm -----------------------------------------------------------------------------------------------------
+
+
+def full_hessian(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    parameters = list(model.parameters())
+    shapes, sizes = [p.shape for p in parameters], [p.numel() for p in parameters]
+    names = [name for name, _ in model.named_parameters()]
+    x, y = (torch.cat(t) for t in zip(*batches, strict=True))
+
+    def loss(flat: Tensor) -> Tensor:
+        values = {n: t.view(s) for n, t, s in zip(names, flat.split(sizes), shapes, strict=True)}
+        return F.cross_entropy(torch.func.functional_call(model, values, (x,)), y)
+
+    return torch.autograd.functional.hessian(loss, torch.cat([p.detach().flatten() for p in parameters]))
+
+
+def data(sizes: tuple[int, ...] = (7, 7, 4)) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(5)
+    return [(torch.randn(n, 3, dtype=torch.float64), torch.randint(3, (n,))) for n in sizes]
+
+
+@pytest.mark.parametrize("method", ["power", "lanczos"])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_against_the_full_hessian(method: str, backend: str) -> None:
+    """Batches of unlike sizes weigh by their samples."""
+    with wnfused.backend(backend):
+        model, batches = small_network(), data()
+        hessian = full_hessian(model, batches)
+        wanted = torch.linalg.eigvalsh(hessian).abs().max().item()
+        result = hessian_norm(model, F.cross_entropy, batches, method=method, iterations=500, tolerance=1e-6)
+    assert result.converged and result.value == pytest.approx(wanted, rel=1e-3)
+    assert result.value == abs(result.eigenvalue) and len(result.history) == result.iterations
+    assert (hessian - hessian.T).abs().max() < 1e-12  # which torch's own weight_norm does not give
+
+
+def test_a_negative_eigenvalue_can_be_the_largest() -> None:
+    model = nn.Linear(1, 1, bias=False).double()
+    x = torch.ones(2, 1, dtype=torch.float64)
+    result = hessian_norm(model, lambda y, _: -3 * y.square().mean(), [(x, x)])
+    assert result.eigenvalue == pytest.approx(-6) and result.value == pytest.approx(6)
+
+
+def test_a_linear_loss_has_no_curvature() -> None:
+    model = nn.Linear(2, 1).double()
+    x = torch.ones(2, 2, dtype=torch.float64)
+    assert hessian_norm(model, lambda y, _: y.mean(), [(x, x)]).value == 0.0
+
+
+def test_lanczos_needs_fewer_products() -> None:
+    model, batches = small_network(), data()
+    power = hessian_norm(model, F.cross_entropy, batches, iterations=500, tolerance=1e-6)
+    assert hessian_norm(model, F.cross_entropy, batches, method="lanczos", tolerance=1e-6).iterations < power.iterations
+
+
+def test_it_says_when_the_iterations_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
+    result = hessian_norm(small_network(), F.cross_entropy, data(), iterations=2, progress=True)
+    assert not result.converged and result.iterations == 2
+    assert "2/2" in capsys.readouterr().err
+
+
+def test_frozen_parameters_are_constants() -> None:
+    model, batches = small_network(), data()
+    for p in model[0].parameters():
+        p.requires_grad_(False)
+    part = full_hessian(model, batches)[-(12 + 3 + 3) :, -(12 + 3 + 3) :]
+    wanted = torch.linalg.eigvalsh(part).abs().max().item()
+    assert hessian_norm(model, F.cross_entropy, batches, iterations=500, tolerance=1e-6).value == pytest.approx(
+        wanted, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batches": []}, "batches: expected at least one batch"),
+        ({"method": "guess"}, "method: expected 'power' or 'lanczos', got 'guess'"),
+        ({"iterations": 0}, "iterations: expected at least 1, got 0"),
+        ({"tolerance": 0.0}, "tolerance: expected more than 0, got 0.0"),
+        ({"model": nn.ReLU()}, "model: it has no parameters"),
+        ({"loss_fn": lambda y, t: y.sum() * float("nan")}, "loss_fn: the loss is nan"),
+    ],
+)
+def test_bad_arguments(change: dict[str, object], message: str) -> None:
+    arguments = {"model": small_network(), "loss_fn": F.cross_entropy, "batches": data(), **change}
+    with pytest.raises(ValueError, match=f"hessian_norm: {message}"):
+        hessian_norm(**arguments)  # type: ignore[arg-type]

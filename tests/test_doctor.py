@@ -1,0 +1,104 @@
+"""``wnfused doctor``: the page on a model, and what it says of models that cannot be made or run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import wnfused
+from wnfused import cli
+from wnfused.diagnostics import doctor
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's with a few models."""
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from torch.nn.utils.parametrizations import weight_norm\n"
+        "def net(width, bias=True):\n"
+        "    first = weight_norm(nn.Linear(4, width, bias))\n"
+        "    return nn.Sequential(first, nn.ReLU(), weight_norm(nn.Linear(width, 2)))\n"
+        "made = net(3)\n"
+        "number = 3\n"
+        "def nothing():\n"
+        "    return 7\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield "my_models"
+    sys.modules.pop("my_models", None)
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["doctor", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_page(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, page, _ = run(capsys, f"{module}:net(5, bias=False)", "--input", "6,4")
+    assert code == 0
+    assert "0 wnfused layers, 2 under torch's weight_norm, 39 parameters in all" in page
+    assert "before_relu" in page and "‖h‖/‖x‖" in page
+    assert "converted 2 layers, left 0 alone" in page
+    for title in ("Layers", "Roles and gains", "Signal", "Dead rows", "Dtypes and layouts", "What fusing would save"):
+        assert f"{title}\n{'-' * len(title)}\n" in page
+
+
+def test_a_model_that_is_there_already_and_a_plot(
+    module: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, page, _ = run(capsys, f"{module}:made", "--input", "6,4", "--plot", str(tmp_path / "signal.png"))
+    assert code == 0 and "plot: " in page
+    assert (tmp_path / "signal.png").stat().st_size > 5000
+
+
+def test_dead_rows_and_dtypes() -> None:
+    model = nn.Sequential(wnfused.WNLinear(4, 3), wnfused.WNLinear(3, 2).bfloat16())
+    with torch.no_grad():
+        model[0].weight_v[1] = 0.0
+        model[0].weight_g[2] = 0.0
+    assert doctor._dead_rows(model) == "0: 1 rows with v = 0, 1 with g = 0, of 3"
+    assert "1: weights in torch.bfloat16" in doctor._problems(model, torch.randn(2, 4))
+    assert doctor._fusing(model) == "nothing: no layer is under torch's weight_norm"
+
+
+@pytest.mark.parametrize(
+    ("forward", "words"),
+    [
+        (1.0, "is kept forward"),
+        (1e-3, "vanishes forward"),
+        (1e3, "explodes forward"),
+        (float("nan"), "is lost forward"),
+    ],
+)
+def test_the_verdict(forward: float, words: str) -> None:
+    assert words in doctor._verdict(forward, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        ("net", "expected package.module:name"),
+        ("no_such_module_here:net", "'no_such_module_here' cannot be imported"),
+        ("my_models:nix", "'my_models' has no 'nix'"),
+        ("my_models:net(import os)", "expected a name, or a call with literals"),
+        ("my_models:net(open('x'))", "expected a name, or a call with literals"),
+        ("my_models:nothing()", "is a int, not an nn.Module"),
+        ("my_models:net()", "missing 1 required positional argument"),
+    ],
+)
+def test_models_that_cannot_be_made(module: str, capsys: pytest.CaptureFixture[str], spec: str, error: str) -> None:
+    code, _, said = run(capsys, spec, "--input", "6,4")
+    assert code in (1, 2) and error in said and said.count("\n") == 1
+
+
+def test_an_input_of_a_wrong_shape(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, said = run(capsys, f"{module}:made", "--input", "6,5")
+    assert code == 1 and "(6, 5)" in said
+    code, _, said = run(capsys, f"{module}:made", "--input", "six")
+    assert code == 2 and "--input: expected sizes like 8,3,32,32, got 'six'" in said

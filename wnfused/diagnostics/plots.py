@@ -1,0 +1,37 @@
+"""Plots of the diagnostics. matplotlib comes with the extra ``wnfused[train]``."""
+
+from pathlib import Path
+from typing import Any
+
+Curve = list[tuple[float, float]]  # mean and standard deviation, layer by layer
+
+
+def _figure(**options: Any) -> Any:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'wnfused[train]'") from error
+    figure = Figure(layout="constrained", **options)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def signal(forward: Curve, backward: Curve, path: Path) -> Path:
+    """Two panels over depth on a logarithmic axis: activations and gradients."""
+    figure = _figure(figsize=(8.0, 3.2), dpi=150)
+    panels = figure.subplots(1, 2, sharex=True)
+    for panel, curve, title in zip(
+        panels, (forward, backward), ("activations  ‖h‖ / ‖x‖", "gradients  ‖dh‖ / ‖dy‖"), strict=True
+    ):
+        layers = range(1, len(curve) + 1)
+        means = [mean for mean, _ in curve]
+        panel.plot(layers, means, color="#1f5fa8", linewidth=1.6)
+        lower = [max(mean - std, mean * 1e-2) for mean, std in curve]  # a band that reaches zero has no logarithm
+        panel.fill_between(layers, lower, [mean + std for mean, std in curve], color="#1f5fa8", alpha=0.2, linewidth=0)
+        panel.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
+        panel.set(yscale="log", title=title, xlabel="layer")
+        panel.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    return path

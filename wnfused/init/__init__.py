@@ -1,0 +1,24 @@
+"""Initialization of weight-normalized networks: the scheme of Arpit, Campos & Bengio (2019) and its baselines."""
+
+from wnfused.init.baselines import he_, torch_default_
+from wnfused.init.data_dependent import data_dependent_
+from wnfused.init.explain import explain
+from wnfused.init.gains import gain
+from wnfused.init.graph import RolesUnknown
+from wnfused.init.hanin import hanin_
+from wnfused.init.robust import robust_, robust_layer_
+from wnfused.init.roles import Role, infer_roles
+
+__all__ = [
+    "Role",
+    "RolesUnknown",
+    "data_dependent_",
+    "explain",
+    "gain",
+    "hanin_",
+    "he_",
+    "infer_roles",
+    "robust_",
+    "robust_layer_",
+    "torch_default_",
+]

@@ -1,0 +1,281 @@
+"""A model's dataflow, recorded by running it once: which operation or layer reads whose result.
+
+Nothing is traced symbolically, so control flow that depends on data, functional and in-place operations, shared layers
+and checkpointing need no special case. Weight-normalized layers are one node each; inside other modules every torch
+function is a node. Operations that read only parameters and constants leave no node.
+"""
+
+import math
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from wnfused.init import graph_ops
+from wnfused.init.graph_restore import unchanged
+from wnfused.init.graph_tensors import arguments, copied, shapes, tensors_in
+from wnfused.ops.backends import BackendUnavailable
+from wnfused.torch_norms import norms_on
+from wnfused.weight_normalized import WeightNormalized
+
+CONSTANT = -1  # in place of a node: a tensor that does not depend on the model's input
+
+
+class RolesUnknown(ValueError):
+    """The roles of some layers cannot be read from the model; the message names the layers and the reason."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operation or layer call. ``inputs`` and ``side`` are the indices of the nodes it reads.
+
+    ``side`` are operands that are only broadcast over the result: gates, shifts by an embedding.
+    """
+
+    op: str
+    label: str
+    inputs: tuple[int, ...]
+    side: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+    layer: str | None = None
+    taps: int = 1  # of a layer's kernel
+    gamma: float | None = None  # of an activation
+
+    @property
+    def weighted(self) -> bool:
+        return self.layer is not None or graph_ops.weighted(self.op)
+
+
+@dataclass
+class Graph:
+    """The nodes in the order they ran, so that a node only reads nodes before it."""
+
+    nodes: list[Node] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
+    calls: dict[str, list[int]] = field(default_factory=dict)  # of each weight-normalized layer
+    readers: list[list[int]] = field(default_factory=list)  # of each node
+    untraced: bool = False  # some tensor came from an operation that torch does not show: a scripted function, numpy
+
+    def link(self) -> None:
+        """Fill in who reads each node; readers that the model's output does not depend on count only if alone."""
+        useful = set(self.outputs)
+        every: list[list[int]] = [[] for _ in self.nodes]
+        for index in range(len(self.nodes) - 1, -1, -1):
+            node = self.nodes[index]
+            for source in dict.fromkeys((*node.inputs, *node.side)):
+                every[source].append(index)
+            if index in useful:
+                useful.update(node.inputs)
+        self.readers = []
+        for index, readers in enumerate(every):
+            main = [reader for reader in readers if reader in useful and index in self.nodes[reader].inputs]
+            self.readers.append(sorted(main if main or index in self.outputs else readers))
+
+
+def normalized_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that can be initialized, by name: ours, and those under either of torch's weight norms."""
+    return {name: module for name, module in model.named_modules() if _is_normalized(module)}
+
+
+def _is_normalized(module: nn.Module) -> bool:
+    if isinstance(module, WeightNormalized):
+        return True
+    return isinstance(module, nn.Linear | _ConvNd) and [norm.name for norm in norms_on(module)] == ["weight"]
+
+
+def record(model: nn.Module, example_input: Any) -> Graph:
+    """Run ``model`` on ``example_input`` (a tensor, a tuple of arguments, a dict of keyword arguments)."""
+    if example_input is None:
+        raise RolesUnknown(
+            "infer_roles: example_input: expected an input the model can run on, got None; or pass roles="
+        )
+    lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise RolesUnknown(f"infer_roles: {lazy[0]} is not initialized yet: run the model once first, or pass roles=")
+    args, kwargs = arguments(copied(example_input))
+    recorder = _Recorder(model)
+    with unchanged(model), recorder.hooks():
+        recorder.begin((args, kwargs))
+        try:
+            with recorder, _uncompiled():
+                result = model(*args, **kwargs)
+        except BackendUnavailable:
+            raise
+        except Exception as error:
+            where = f" in {recorder.running[-1]!r}" if recorder.running and recorder.running[-1] else ""
+            raise RolesUnknown(
+                f"infer_roles: example_input: the model does not run on it ({shapes(example_input)}): "
+                f"{type(error).__name__}{where}: {error}; pass an input that fits, or roles="
+            ) from error
+        recorder.end(result)
+    return recorder.graph
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Compiled parts of the model run as they were written. (torch's compiler is not imported just for that.)"""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes every torch function of a forward pass outside the layers, and with hooks the calls of the layers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.graph = Graph()
+        self.running: list[str] = []  # names of the modules being called, outermost first
+        self._in_layers: list[str] = []
+        self._model = model
+        self._layers = normalized_layers(model)
+        self._names = {name: m for name, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
+        self._made_by: Any = WeakIdKeyDictionary()  # tensor -> index of its node, or CONSTANT
+        self._counts: Counter[str] = Counter()
+
+    def begin(self, inputs: Any) -> None:
+        for module in self._names.values():
+            for tensor in (*module._parameters.values(), *module._buffers.values(), *module.__dict__.values()):
+                if isinstance(tensor, Tensor):
+                    self._made_by[tensor] = CONSTANT
+        for tensor in tensors_in(inputs):
+            self._assign(tensor, Node("input", f"input_{len(self.graph.nodes) + 1}", (), shape=tuple(tensor.shape)))
+
+    def end(self, result: Any) -> None:
+        self.graph.outputs = set(self._sources(tensors_in(result)))
+        self.graph.link()
+
+    def hooks(self) -> ExitStack:
+        stack = ExitStack()
+        for name, module in self._names.items():
+            enter, leave = self._hooks_for(name)
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            # Before the user's own hooks: what those do to the output is a part of the model.
+            stack.callback(module.register_forward_hook(leave, prepend=True, with_kwargs=True).remove)
+        return stack
+
+    def _hooks_for(self, name: str) -> tuple[Any, Any]:
+        is_layer = name in self._layers
+
+        def enter(module: nn.Module, args: Any) -> None:
+            self.running.append(name)
+            if is_layer:
+                self._in_layers.append(name)
+
+        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            _pop_through(self.running, name)
+            if is_layer:
+                _pop_through(self._in_layers, name)
+                if not self._in_layers:
+                    self._note_layer(name, (args, kwargs), output)
+
+        return enter, leave
+
+    def _note_layer(self, name: str, inputs: Any, output: Any) -> None:
+        outputs = list(tensors_in(output))
+        shape = tuple(outputs[0].shape) if outputs else ()
+        label = name or type(self._model).__name__
+        taps = math.prod(getattr(self._layers[name], "kernel_size", ()))
+        index = self._add(Node("layer", label, self._sources(tensors_in(inputs)), (), shape, name, taps))
+        self.graph.calls.setdefault(name, []).append(index)
+        for tensor in outputs:
+            self._made_by[tensor] = index
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._in_layers:
+            return func(*args, **kwargs)
+        target = args[0] if args and isinstance(args[0], Tensor) else None
+        version = _version(target)
+        result = func(*args, **kwargs)
+        self._note_function(func, args, kwargs, result, target if _version(target) != version else None)
+        return result
+
+    def _note_function(
+        self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any, written: Tensor | None
+    ) -> None:
+        outputs = list(tensors_in(result)) if written is None else [written]
+        if not outputs:
+            return
+        operands = list(tensors_in((args, kwargs)))
+        if not self._sources(operands):
+            for tensor in outputs:
+                self._made_by.setdefault(tensor, CONSTANT)
+            return
+        index = self._add(self._node(func, args, kwargs, operands, outputs[0]))
+        for tensor in outputs:
+            self._made_by[tensor] = index
+        if written is not None:
+            self._rewrite_views(written, index)
+
+    def _node(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor], output: Tensor) -> Node:
+        op = graph_ops.canonical(func, args, kwargs)
+        gamma = graph_ops.gamma_of_call(op, func, args, kwargs)
+        shape = tuple(output.shape)
+        inputs = self._sources(operands)
+        side: tuple[int, ...] = ()
+        if op in (*graph_ops.SUMS, *graph_ops.PRODUCTS):
+            full = self._sources(t for t in operands if tuple(t.shape) == shape)
+            side = tuple(source for source in inputs if source not in full) if full else ()
+            inputs = full or inputs
+        gated = self._self_gated(inputs) if op == "mul" else None
+        if gated is not None:
+            op, inputs, gamma = "silu", (gated,), graph_ops.gamma_of_call("silu", nn.functional.silu, (), {})
+        return Node(op, self._label(op), inputs, side, shape, gamma=gamma)
+
+    def _self_gated(self, inputs: tuple[int, ...]) -> int | None:
+        """x of ``x * sigmoid(x)``: SiLU by its old spelling."""
+        for gate in inputs:
+            node = self.graph.nodes[gate]
+            if node.op == "sigmoid" and set(inputs) == {gate, *node.inputs}:
+                return node.inputs[0]
+        return None
+
+    def _label(self, op: str) -> str:
+        module = self._names[self.running[-1]] if self.running else self._model
+        if self.running and type(module).__module__.startswith("torch.nn.") and not module._modules:
+            return f"{self.running[-1] or 'model'} ({type(module).__name__})"
+        self._counts[op] += 1
+        return f"{op}_{self._counts[op]}"
+
+    def _sources(self, tensors: Any) -> tuple[int, ...]:
+        found = []
+        for tensor in tensors:
+            made_by = self._made_by.get(tensor)
+            self.graph.untraced |= made_by is None
+            if made_by is not None and made_by != CONSTANT and made_by not in found:
+                found.append(made_by)
+        return tuple(found)
+
+    def _add(self, node: Node) -> int:
+        self.graph.nodes.append(node)
+        return len(self.graph.nodes) - 1
+
+    def _assign(self, tensor: Tensor, node: Node) -> None:
+        self._made_by[tensor] = self._add(node)
+
+    def _rewrite_views(self, written: Tensor, index: int) -> None:
+        """After an in-place operation: tensors that share its memory hold its result too, or a mixture with it."""
+        memory = written.untyped_storage()._cdata
+        for tensor, made_by in list(self._made_by.items()):
+            if tensor is written or made_by == CONSTANT or tensor.untyped_storage()._cdata != memory:
+                continue
+            if tensor.numel() > written.numel():
+                self._assign(tensor, Node("write", self._label("write"), (made_by, index), (), tuple(tensor.shape)))
+            elif tensor.numel() < written.numel() or tensor.storage_offset() == written.storage_offset():
+                self._made_by[tensor] = index
+
+
+def _version(tensor: Tensor | None) -> int:
+    return -1 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _pop_through(stack: list[str], name: str) -> None:
+    """Pop down to ``name`` and it too: above it lie only modules that an exception the model caught has left."""
+    while stack and stack.pop() != name:
+        pass

@@ -1,0 +1,42 @@
+"""The tensors in what a model takes and gives: tuples, dicts and objects of them."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_input, Mapping):
+        return (), dict(example_input)
+    return (tuple(example_input), {}) if isinstance(example_input, (tuple, list)) else ((example_input,), {})
+
+
+def copied(value: Any) -> Any:
+    """The same structure with its tensors cloned: a model may write into its input."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
+        return type(value)(copied(item) for item in value)
+    return value
+
+
+def shapes(value: Any) -> str:
+    found = [f"shape {list(t.shape)}" for t in tensors_in(value)]
+    return ", ".join(found) or f"a {type(value).__name__} without tensors"
+
+
+def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
+    """The tensors in nested containers and in plain objects that hold them, such as a dataclass of outputs."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_in(item, depth - 1)
+    elif depth and hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and not callable(value):
+        yield from tensors_in(vars(value), depth - 1)

@@ -1,0 +1,56 @@
+"""Stage-wise Hanin: the paper's initialization, but with residual branches that shrink geometrically along a stage."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from wnfused.init.directions import check_generator
+from wnfused.init.normalized import layers_of, write
+from wnfused.init.robust import Roles, gamma_of, robust_values, roles_of
+
+DECAY = 0.9
+
+
+def hanin_(
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    roles: Roles | None = None,
+    generator: torch.Generator | None = None,
+) -> None:
+    """As ``robust_``, but the last layer of a stage's block b has g = 0.9^b · √(fan_in / fan_out), b = 1, 2, ….
+
+    The factor 0.9^b stands where ``robust_`` has 1/√B, as in the paper and its authors' code; b starts anew in each
+    stage. (With both factors the branches would be smaller than ``robust_`` makes them, and the scheme no longer the
+    one that the paper found hard to train.) ``roles`` must be ``Role`` objects here, in the order in which the model
+    runs: kind "residual_end" marks the layers, and its γ = 1/B says how many blocks make the stage.
+    """
+    layers = layers_of("hanin_", model)
+    check_generator("hanin_", generator)
+    found = roles_of("hanin_", model, example_input, roles, layers)
+    gammas = {layer.name: gamma_of("hanin_", layer.name, found[layer.name]) for layer in layers}
+    gammas |= {name: DECAY ** (2 * block) for name, block in _blocks(found, gammas).items()}
+    plan = [(layer, robust_values(layer, gammas[layer.name], "forward", "orthogonal", generator)) for layer in layers]
+    write(plan)
+
+
+def _blocks(roles: Roles, gammas: dict[str, float]) -> dict[str, int]:
+    """For each layer that ends a residual branch the number of its block in its stage, counted from 1."""
+    if without := next((name for name, role in roles.items() if not hasattr(role, "kind")), None):
+        raise ValueError(
+            f"hanin_: roles: layer {without!r}: expected a Role, which tells where branches end, got a number"
+        )
+    ends = [name for name, role in roles.items() if getattr(role, "kind", None) == "residual_end"]
+    blocks: dict[str, int] = {}
+    while len(blocks) < len(ends):
+        start = len(blocks)
+        count = round(1 / gammas[ends[start]]) if gammas[ends[start]] else 0
+        stage = ends[start : start + count]
+        if count < 1 or len(stage) != count or len({gammas[name] for name in stage}) != 1:
+            raise ValueError(
+                f"hanin_: roles: layer {ends[start]!r} has gamma {gammas[ends[start]]:g}: expected 1/B and B such "
+                f"layers in a row, which make a stage; got {[gammas[name] for name in stage]}"
+            )
+        blocks |= {name: i + 1 for i, name in enumerate(stage)}
+    return blocks

@@ -1,0 +1,171 @@
+"""A weight-normalized layer as initialization sees it, be it one of ours or under either of torch's weight norms.
+
+Initialization writes gain and direction: under torch's weight norms ``weight`` is only computed from them, and what is
+written into it is lost at the next forward. All values are computed before the first one is written, so that an error
+on the way leaves the model as it was.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils import parametrize
+from torch.nn.utils.weight_norm import WeightNorm
+
+from wnfused import checks, torch_norms
+from wnfused.weight_normalized import WeightNormalized
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight-normalized linear or convolution layer: its parameters, and how its weight reads as a matrix."""
+
+    name: str
+    module: nn.Module
+    g: nn.Parameter
+    v: nn.Parameter
+    dim: int | None
+    eps: float
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        return self.module._parameters.get("bias")
+
+    @property
+    def transposed(self) -> bool:
+        return isinstance(self.module, _ConvTransposeNd)
+
+    @property
+    def groups(self) -> int:
+        return self.module.groups if isinstance(self.module, _ConvNd) else 1
+
+    @property
+    def inputs(self) -> int:
+        return self.v.shape[0] if self.transposed else self.v.shape[1] * self.groups
+
+    @property
+    def outputs(self) -> int:
+        return self.v.shape[1] * self.groups if self.transposed else self.v.shape[0]
+
+    @property
+    def taps(self) -> int:
+        return math.prod(self.v.shape[2:])
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Groups, rows (outputs) and columns (inputs · taps) of each."""
+        return self.groups, self.outputs // self.groups, self.inputs // self.groups * self.taps
+
+    @property
+    def gain_per_output(self) -> bool:
+        """Whether each output has a gain of its own."""
+        return self.dim == (1 if self.transposed else 0) and self.g.numel() == self.outputs
+
+    def from_matrices(self, matrices: Tensor) -> Tensor:
+        """[groups, rows, columns] in the weight's layout."""
+        if not self.transposed:
+            return matrices.reshape(self.v.shape)
+        groups, rows, _ = self.matrix_shape
+        split = matrices.reshape(groups, rows, self.inputs // groups, *self.v.shape[2:])
+        return split.transpose(1, 2).reshape(self.v.shape)
+
+    def to_matrices(self, weight: Tensor) -> Tensor:
+        """The weight as [groups, rows, columns]."""
+        groups, rows, columns = self.matrix_shape
+        if not self.transposed:
+            return weight.reshape(groups, rows, columns)
+        split = weight.reshape(groups, self.inputs // groups, rows, self.taps)
+        return split.transpose(1, 2).reshape(groups, rows, columns)
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a scheme gives a layer. A number fills the whole tensor; a layer without a bias ignores its value."""
+
+    g: Tensor | float
+    v: Tensor
+    bias: Tensor | float = 0.0
+
+
+def layers_of(where: str, model: nn.Module) -> list[Layer]:
+    """All layers of the model that can be initialized; a warning names those there is no formula for (e.g. LSTM)."""
+    checks.module(where, model)
+    found, left = [], []
+    for name, module in model.named_modules():
+        if isinstance(module, WeightNormalized) or torch_norms.norms_on(module):
+            layer = _layer(where, name, module)
+            if layer is None:
+                kind = parametrize.type_before_parametrizations(module).__name__
+                left.append(f"{name or '(the model itself)'} ({kind})")
+            else:
+                found.append(layer)
+    if not found:
+        others = f"; there is no formula for {', '.join(left)}" if left else ""
+        raise ValueError(
+            f"{where}: model: expected weight-normalized layers, found none in {type(model).__name__}{others}"
+        )
+    if left:
+        warnings.warn(f"{where}: left as they were, there is no formula for them: {', '.join(left)}", stacklevel=3)
+    return found
+
+
+def layer_of(where: str, module: nn.Module) -> Layer:
+    """``module`` itself as a layer."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{where}: layer: expected a torch.nn.Module, got {type(module).__name__}")
+    if isinstance(module, WeightNormalized) or torch_norms.norms_on(module):
+        layer = _layer(where, "", module)
+        if layer is not None:
+            return layer
+    raise ValueError(f"{where}: layer: expected a weight-normalized linear or convolution layer, got {module}")
+
+
+def _layer(where: str, name: str, module: nn.Module) -> Layer | None:
+    g: nn.Parameter | None
+    v: nn.Parameter | None
+    if isinstance(module, WeightNormalized):
+        g, v = module._parameters.get("weight_g"), module._parameters.get("weight_v")
+        dim, eps = module.dim, module.eps
+    else:
+        norms = torch_norms.norms_on(module)
+        if not isinstance(module, nn.Linear | _ConvNd) or [norm.name for norm in norms] != ["weight"]:
+            return None
+        g, v = torch_norms.gain_and_direction(module, norms[0])
+        dim, eps = None if v is None else norms[0].dim_for(v.ndim), 0.0
+    if g is None or v is None:
+        raise ValueError(f"{where}: layer {name!r}: its gain or direction is no plain parameter (pruned?)")
+    layer = Layer(name, module, g, v, dim, eps)
+    for fan, size in (("fan_in", layer.inputs * layer.taps), ("fan_out", layer.outputs * layer.taps)):
+        if size == 0:
+            raise ValueError(f"{where}: layer {name!r}: {fan}: expected > 0, got 0 (weight of shape {tuple(v.shape)})")
+    return layer
+
+
+def write(plan: Sequence[tuple[Layer, Values]]) -> None:
+    """Put the values in place, each in its parameter's dtype and on its device."""
+    with torch.no_grad():
+        for layer, values in plan:
+            _fill(layer.g, values.g)
+            _fill(layer.v, values.v)
+            if layer.bias is not None:
+                _fill(layer.bias, values.bias)
+            _refresh(layer.module)
+
+
+def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:
+    if isinstance(value, Tensor):
+        parameter.copy_(value.reshape(parameter.shape))
+    else:
+        parameter.fill_(value)
+
+
+def _refresh(module: nn.Module) -> None:
+    """torch's hook writes ``weight`` at the next forward; who looks at it before should see the new one as well."""
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, WeightNorm):
+            with torch.set_grad_enabled(getattr(module, hook.name).requires_grad):
+                setattr(module, hook.name, hook.compute_weight(module))

@@ -1,0 +1,109 @@
+"""The paper's initialization: orthogonal directions, zero biases, gains from fan-in, fan-out and the layer's role."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from wnfused.init.directions import check_distribution, check_generator, draw
+from wnfused.init.gains import check_gamma, check_variant, gain_parameter
+from wnfused.init.normalized import Layer, Values, layer_of, layers_of, write
+
+if TYPE_CHECKING:
+    from wnfused.init.roles import Role
+
+Roles = Mapping[str, "Role | float"]
+
+
+def robust_layer_(
+    layer: nn.Module,
+    gamma: float,
+    *,
+    variant: str = "forward",
+    distribution: str = "orthogonal",
+    generator: torch.Generator | None = None,
+) -> None:
+    """Initialize one weight-normalized layer, ours or torch's: b = 0 and g = √(gamma · fan_in / fan_out) for every row.
+
+    ``gamma`` is 2 before a ReLU, 1 otherwise, 1/B for the last layer of each of a stage's B residual branches. The
+    ``variant`` "backward" takes g = √gamma, which keeps the norm of gradients instead. v has orthogonal rows (a
+    convolution's weight read as a matrix (out, in · taps), group by group), or with ``distribution="he"`` independent
+    numbers from N(0, 1/fan_in). Layers whose ``dim`` is not the output's get gains of the same overall scale: see
+    ``wnfused.init.gains``.
+    """
+    one = layer_of("robust_layer_", layer)
+    _check("robust_layer_", variant, distribution, generator)
+    check_gamma("robust_layer_", "gamma", gamma)
+    write([(one, robust_values(one, gamma, variant, distribution, generator))])
+
+
+def robust_(
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    roles: Roles | None = None,
+    variant: str = "forward",
+    distribution: str = "orthogonal",
+    generator: torch.Generator | None = None,
+) -> None:
+    """Initialize every weight-normalized layer of a model by ``robust_layer_``, with the γ of its role.
+
+    ``roles`` names the γ of each layer, or its ``Role``; without it ``infer_roles(model, example_input)`` finds them.
+    Other layers (a plain last layer, batch norms) are left alone.
+    """
+    layers = layers_of("robust_", model)
+    _check("robust_", variant, distribution, generator)
+    found = roles_of("robust_", model, example_input, roles, layers)
+    gammas = [gamma_of("robust_", layer.name, found[layer.name]) for layer in layers]
+    plan = [
+        (layer, robust_values(layer, gamma, variant, distribution, generator))
+        for layer, gamma in zip(layers, gammas, strict=True)
+    ]
+    write(plan)
+
+
+def robust_values(
+    layer: Layer, gamma: float, variant: str, distribution: str, generator: torch.Generator | None
+) -> Values:
+    return Values(g=gain_parameter(layer, gamma, variant), v=draw(layer, distribution, generator))
+
+
+def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | None, layers: list[Layer]) -> Roles:
+    """The given roles, or inferred ones, one for each layer and none besides."""
+    if roles is None:
+        if example_input is None:
+            raise ValueError(f"{where}: example_input: expected an input of the model (or roles=), got None")
+        from wnfused.init.roles import infer_roles  # a model whose roles are given needs no tracing
+
+        roles = infer_roles(model, example_input)
+    if not isinstance(roles, Mapping):
+        raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
+    names = {layer.name for layer in layers}
+    if unknown := [name for name in roles if name not in names]:
+        raise ValueError(f"{where}: roles: {_listed(unknown)}: no weight-normalized layer of the model is called so")
+    if missing := [layer.name for layer in layers if layer.name not in roles]:
+        raise ValueError(
+            f"{where}: roles: expected a role for every weight-normalized layer, none for {_listed(missing)}"
+        )
+    return roles
+
+
+def gamma_of(where: str, name: str, role: Any) -> float:
+    gamma = getattr(role, "gamma", role)
+    if gamma is None:
+        why = getattr(role, "why", "unknown")
+        raise ValueError(f"{where}: roles: layer {name!r}: expected a gamma, got None ({why}); give it in roles=")
+    check_gamma(where, f"roles: layer {name!r}", gamma)
+    return float(gamma)
+
+
+def _check(where: str, variant: str, distribution: str, generator: torch.Generator | None) -> None:
+    check_variant(where, variant)
+    check_distribution(where, distribution)
+    check_generator(where, generator)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more

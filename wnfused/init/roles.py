@@ -1,0 +1,230 @@
+"""The role of each weight-normalized layer, read from the model's dataflow: what its initial gain depends on.
+
+| kind | the layer's output | γ |
+|---|---|---|
+| "before_relu" | goes through a ReLU | 2 |
+| "gelu", "leaky_relu", … | goes through that activation φ | 1 / E[φ(z)²], z ~ N(0, 1) |
+| "residual_end" | is what a residual branch, also after an activation, adds to its shortcut in a stage of B | 1/B |
+| "shortcut" | is what such a branch is added to | 1 |
+| "other" | any other, also if it goes different ways | 1 |
+
+Between layer and activation or sum may lie what is linear or commutes with ReLU: dropout, pooling, reshaping,
+concatenation, scaling by constants or by broadcast gates. A sum is residual if its operands have a common origin and
+one of them comes from there with fewer layers, the shortcut. Consecutive residual sums of one shape are a stage.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from wnfused import checks
+from wnfused.init import graph_ops
+from wnfused.init.graph import Graph, Node, RolesUnknown, normalized_layers, record
+from wnfused.init.graph_residuals import Block, residual_blocks
+
+__all__ = ["Role", "RolesUnknown", "infer_roles"]
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a layer is in its model: ``kind``, the ``gamma`` that follows from it, and ``why``, the evidence."""
+
+    kind: str
+    gamma: float
+    why: str
+
+
+def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
+    """The role of each weight-normalized layer by its name, in the order in which the layers first run.
+
+    The model runs once on ``example_input`` (a tensor, a tuple of arguments or a dict of keyword arguments; a batch of
+    one is enough) in eval mode without gradients, and is left as it was. A layer that is called several times must
+    have one role in all its uses; one whose uses differ is "other", and ``why`` says how they differ.
+
+    Raises ``RolesUnknown`` if the model does not run, does not call a layer, or hands a layer's output to something
+    whose operations torch does not show (a scripted function, numpy): then ``roles=`` must say what the roles are.
+    """
+    checks.module("infer_roles", model)
+    layers = normalized_layers(model)
+    if not layers:
+        raise ValueError(f"infer_roles: model: expected weight-normalized layers, found none in {type(model).__name__}")
+    graph = record(model, example_input)
+    _check_reached(layers, graph)
+    reader = _Reader(graph)
+    return {
+        name: _of_all_uses([reader.role(layers[name], call) for call in calls]) for name, calls in graph.calls.items()
+    }
+
+
+def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
+    uncalled = [name for name in layers if name not in graph.calls]
+    if uncalled:
+        raise RolesUnknown(
+            f"infer_roles: {_listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
+            "role is unknown; pass roles="
+        )
+    ends = [
+        name
+        for name, calls in graph.calls.items()
+        if graph.untraced and any(not graph.readers[call] and call not in graph.outputs for call in calls)
+    ]
+    if ends:
+        raise RolesUnknown(
+            f"infer_roles: {_listed(ends)}: the output goes into something whose operations torch does not show (a "
+            "scripted function, numpy), so the role is unknown; pass roles="
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
+
+
+def _of_all_uses(roles: list[Role]) -> Role:
+    if len({(role.kind, role.gamma) for role in roles}) == 1:
+        uses = f" (the first of {len(roles)} uses, all alike)" if len(roles) > 1 else ""
+        return Role(roles[0].kind, roles[0].gamma, roles[0].why + uses)
+    return Role("other", 1.0, f"its {len(roles)} uses differ: {_alternatives(roles)}")
+
+
+def _alternatives(roles: list[Role]) -> str:
+    first = {(role.kind, role.gamma): role.why for role in reversed(roles)}
+    return "; ".join(f"{kind}, as {why}" for (kind, _), why in reversed(first.items()))
+
+
+@dataclass(frozen=True)
+class _End:
+    """Where a layer's output arrives: at a node (None: the model's output), from its operand ``source``."""
+
+    node: int | None
+    source: int
+    through: tuple[str, ...]
+    summed: str | None  # the label of a sum, not a residual one, on the way
+
+    @property
+    def way(self) -> str:
+        return f" through {', '.join(self.through)}" if self.through else ""
+
+
+class _Reader:
+    """Reads the roles of layer calls from a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._nodes = graph.nodes
+        self._blocks = residual_blocks(graph)
+
+    def role(self, layer: nn.Module, call: int) -> Role:
+        ends = list(self._ends(call))
+        if getattr(layer, "activation", None) == "relu":
+            fused = Role("before_relu", 2.0, "its own fused ReLU follows")
+            return self._end_of_branch(call, call, "its own fused ReLU") or fused
+        if not ends:
+            return Role("other", 1.0, "nothing uses its output")
+        roles = [self._role_at(call, end) for end in ends]
+        if len({(role.kind, role.gamma) for role in roles}) == 1:
+            return self._most_telling(call, ends, roles)
+        return Role("other", 1.0, f"its output goes different ways: {_alternatives(roles)}")
+
+    def _most_telling(self, call: int, ends: list[_End], roles: list[Role]) -> Role:
+        """A fork says more about a layer than the first layer of the branch that starts there."""
+        return next((role for end, role in zip(ends, roles, strict=True) if end.node in self._blocks), roles[0])
+
+    def _ends(self, call: int) -> Iterator[_End]:
+        """Follow the output through what keeps its role."""
+        waiting: list[tuple[int, tuple[str, ...], str | None]] = [(call, (), None)]
+        seen = {call}
+        while waiting:
+            index, through, summed = waiting.pop(0)
+            if index in self._graph.outputs:
+                yield _End(None, index, through, summed)
+            for reader in self._graph.readers[index]:
+                node = self._nodes[reader]
+                plain_sum = node.op in graph_ops.SUMS and len(node.inputs) > 1 and reader not in self._blocks
+                if not (plain_sum or self._passes(reader, index)):
+                    yield _End(reader, index, through, summed)
+                elif reader not in seen:
+                    seen.add(reader)
+                    waiting.append(
+                        (reader, through if plain_sum else (*through, node.label), node.label if plain_sum else summed)
+                    )
+
+    def _passes(self, index: int, source: int) -> bool:
+        node = self._nodes[index]
+        if source not in node.inputs:
+            return False  # it only gates or shifts another value
+        if node.op in graph_ops.SUMS:
+            return len(node.inputs) == 1
+        if node.op == "mul":
+            return len(node.inputs) == 1 and all(self._is_gate(side, source) for side in node.side)
+        if node.op == "div":
+            return len(node.inputs) == 1 and not node.side
+        return graph_ops.passes(node.op)
+
+    def _is_gate(self, side: int, source: int) -> bool:
+        """Whether a broadcast factor is more than a statistic of what it scales, which would be a normalization."""
+        while side > source:
+            node = self._nodes[side]
+            if node.weighted or len(node.inputs) != 1:
+                return True
+            side = node.inputs[0]
+        return side != source
+
+    def _role_at(self, call: int, end: _End) -> Role:
+        if end.node is None:
+            return Role("other", 1.0, f"it gives the model's output{end.way}")
+        if end.node in self._blocks:
+            return self._role_in_block(call, end, self._blocks[end.node])
+        node = self._nodes[end.node]
+        if end.source not in node.inputs:
+            return Role("other", 1.0, f"it only gates or shifts another value, at {node.label}")
+        if end.summed is not None:
+            return Role("other", 1.0, f"it is one term of {end.summed}, before {node.label}")
+        if node.gamma is not None:
+            kind = "before_relu" if node.op == "relu" else node.op
+            role = Role(kind, node.gamma, f"{node.label} follows{end.way}")
+            return self._end_of_branch(call, end.node, node.label) or role
+        return Role("other", 1.0, _why_other(node, end))
+
+    def _role_in_block(self, call: int, end: _End, block: Block) -> Role:
+        label = self._nodes[block.sum].label
+        if end.source == block.branch:
+            blocks = f"{block.stage_blocks} block{'s' if block.stage_blocks > 1 else ''}"
+            why = f"adds to the shortcut in a stage of {blocks}{end.way}, at {label}{self._nesting(block)}"
+            return Role("residual_end", 1 / block.stage_blocks, why)
+        if call in block.shortcut_nodes:
+            return Role("shortcut", 1.0, f"on the shortcut{end.way} into {label}, beside a branch of {_layers(block)}")
+        return Role("other", 1.0, f"its output is where a residual block forks{end.way}, the one that ends at {label}")
+
+    def _end_of_branch(self, call: int, activation: int, label: str) -> Role | None:
+        """The role of a layer whose activation is the last thing in a residual branch: with the γ of the activation
+        each block would add as much as it was given."""
+        ends = list(self._ends(activation))
+        if not ends or not all(end.node in self._blocks for end in ends):
+            return None
+        first, *others = [self._role_at(call, end) for end in ends]
+        if first.kind != "residual_end" or any(other.gamma != first.gamma for other in others):
+            return None
+        return Role(first.kind, first.gamma, f"{first.why}, after {label}")
+
+    def _nesting(self, block: Block) -> str:
+        if block.outer is None:
+            return ""
+        outer = self._nodes[block.outer.sum].label
+        if block.outer.branch == block.sum:
+            return f", the sum that ends the outer branch into {outer}"
+        return f", inside the branch into {outer}"
+
+
+def _layers(block: Block) -> str:
+    return "1 layer" if block.branch_layers == 1 else f"{block.branch_layers} layers"
+
+
+def _why_other(node: Node, end: _End) -> str:
+    if node.op in graph_ops.NORMALIZATIONS or (node.op == "mul" and node.side):
+        return f"{node.label} rescales its output{end.way}"
+    if node.weighted:
+        return f"{node.label} follows{end.way} without an activation"
+    return f"{node.label} follows{end.way}, which is no activation"

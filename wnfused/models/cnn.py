@@ -1,0 +1,30 @@
+"""The plain convolutional network of the paper's figure 3 (left)."""
+
+from torch import Tensor, nn
+
+from wnfused.models.norm import Norm, check_count, check_norm, conv
+
+
+class CNN(nn.Module):
+    """``n`` convolutions 3×3 with ReLU, the first two with stride 2, then global average pooling and a linear layer.
+
+    In the paper ``n`` is 5, 25 or 100 and every layer has 512 ``channels``. The last layer is a plain ``nn.Linear`` in
+    torch's default initialization: the paper does not say, the authors' code does it so.
+    """
+
+    def __init__(
+        self, n: int, *, channels: int = 512, classes: int = 10, in_channels: int = 3, norm: Norm = "weight"
+    ) -> None:
+        super().__init__()
+        check_count("CNN", "n", n, least=2)
+        check_count("CNN", "channels", channels)
+        check_count("CNN", "classes", classes)
+        check_count("CNN", "in_channels", in_channels)
+        check_norm("CNN", norm)
+        first = conv(norm, in_channels, channels, 3, stride=2, relu=True)
+        rest = [conv(norm, channels, channels, 3, stride=2 if i == 0 else 1, relu=True) for i in range(n - 1)]
+        self.features = nn.Sequential(first, *rest)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x).mean((2, 3)))  # unlike adaptive pooling deterministic on GPUs too

@@ -1,0 +1,53 @@
+"""The multilayer perceptron of the paper's figures 1 and 2."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from wnfused import checks
+from wnfused.models.norm import Norm, check_count, check_norm, linear
+
+
+class MLP(nn.Module):
+    """``depth`` hidden layers, each followed by a ReLU, and a linear layer: ``head(hidden(x.flatten(1)))``.
+
+    ``width`` is that of every hidden layer, or a list with one width for each. ``outputs`` is ``classes`` by the name
+    that fits regression too. The last layer is a plain ``nn.Linear`` in torch's default initialization: the paper does
+    not say, the authors' code does it so.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        width: int | Sequence[int],
+        *,
+        inputs: int = 784,
+        outputs: int | None = None,
+        classes: int = 10,
+        norm: Norm = "weight",
+    ) -> None:
+        super().__init__()
+        outputs = classes if outputs is None else outputs
+        check_count("MLP", "depth", depth)
+        check_count("MLP", "inputs", inputs)
+        check_count("MLP", "outputs", outputs)
+        check_norm("MLP", norm)
+        sizes = [inputs, *_widths(depth, width)]
+        layers = [linear(norm, n, m, relu=True) for n, m in pairwise(sizes)]
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(sizes[-1], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x.flatten(1)))
+
+
+def _widths(depth: int, width: Any) -> list[int]:
+    if checks.is_integer(width):
+        check_count("MLP", "width", width)
+        return [int(width)] * depth
+    listed = isinstance(width, Sequence) and not isinstance(width, str)
+    if not listed or len(width) != depth or not all(checks.is_integer(w) and w >= 1 for w in width):
+        raise ValueError(f"MLP: width: expected an int >= 1 or a list of {depth} (depth) of them, got {width!r}")
+    return [int(w) for w in width]

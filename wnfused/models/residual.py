@@ -1,0 +1,40 @@
+"""What ResNet and WRN share: a residual block without a non-linearity after its sum, and a stage of such blocks."""
+
+from torch import Tensor, nn
+
+from wnfused.models.norm import Norm, conv
+
+
+class Block(nn.Module):
+    """``shortcut(x) + branch(x)``; the branch is D × [conv, ReLU] and a last conv, all of ``inner`` channels but that.
+
+    ``sizes`` are the kernel sizes along the branch: (3, 3) for the basic block, (1, 3, 1) for the bottleneck. The first
+    convolution has the stride. The shortcut is the identity where the shape stays, and a 1×1 convolution where not.
+    """
+
+    def __init__(self, norm: Norm, inputs: int, inner: int, outputs: int, stride: int, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        layers = [conv(norm, inputs, inner, sizes[0], stride=stride, relu=True)]
+        layers += [conv(norm, inner, inner, size, relu=True) for size in sizes[1:-1]]
+        self.branch = nn.Sequential(*layers, conv(norm, inner, outputs, sizes[-1]))
+        changed = stride != 1 or inputs != outputs
+        self.shortcut = conv(norm, inputs, outputs, 1, stride=stride) if changed else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shortcut(x) + self.branch(x)
+
+
+def stage(
+    norm: Norm,
+    blocks: int,
+    inputs: int,
+    width: int,
+    *,
+    stride: int,
+    sizes: tuple[int, ...] = (3, 3),
+    expansion: int = 1,
+) -> nn.Sequential:
+    """``blocks`` blocks that give ``expansion * width`` channels; the first of them changes width and resolution."""
+    outputs = expansion * width
+    first = Block(norm, inputs, width, outputs, stride, sizes)
+    return nn.Sequential(first, *(Block(norm, outputs, width, outputs, 1, sizes) for _ in range(blocks - 1)))

@@ -1,0 +1,76 @@
+"""Residual networks for 32×32 images: ResNet-20/56/110 of basic blocks, ResNet-164 of bottlenecks."""
+
+from torch import Tensor, nn
+
+from wnfused import checks
+from wnfused.models.norm import Norm, check_count, check_norm, conv
+from wnfused.models.residual import stage
+
+WIDTHS = (16, 32, 64)
+
+
+class ResNet(nn.Module):
+    """Stem, three stages of n blocks at widths 16, 32 and 64, global average pooling, a linear layer.
+
+    Basic blocks (3×3, 3×3) give depth 6n + 2, bottlenecks (1×1, 3×3, 1×1, four times as many channels out) 9n + 2.
+    ``bottleneck=None`` takes them from depth 164 on, as the literature does.
+
+    This is the paper's network: that of He et al. (2016) with conv → ReLU → conv blocks, no ReLU after the sum, 1×1
+    convolutions with the block's stride as shortcuts where the shape changes, biases in the convolutions.
+    Where the authors' code parts from it: it has no ReLU after the stem, though it initializes the stem with the
+    γ = 2 of a layer that has one (here the ReLU is there, as in He et al.); it has no bottleneck, so its "164" is
+    basic blocks with n = 27 (``bottleneck=False``). Following the code, where the paper is silent, the last layer is a
+    plain ``nn.Linear`` in torch's default initialization.
+
+    ``norm="batch"`` puts a batch norm in the place of each weight norm, so that nothing else differs. He et al. have a
+    ReLU after the sum; the authors' code for batch norm is a pre-activation network.
+    """
+
+    def __init__(
+        self,
+        depth: int,
+        *,
+        classes: int = 10,
+        in_channels: int = 3,
+        norm: Norm = "weight",
+        bottleneck: bool | None = None,
+    ) -> None:
+        super().__init__()
+        if bottleneck is None:
+            bottleneck = checks.is_integer(depth) and depth >= 164
+        layers, form = (9, "9n + 2 (bottlenecks)") if bottleneck else (6, "6n + 2 (basic blocks)")
+        if not checks.is_integer(depth) or depth < layers + 2 or (depth - 2) % layers:
+            raise ValueError(f"ResNet: depth: expected {form} with n >= 1, got {depth!r}")
+        check_count("ResNet", "classes", classes)
+        check_count("ResNet", "in_channels", in_channels)
+        check_norm("ResNet", norm)
+        blocks, expansion = (depth - 2) // layers, 4 if bottleneck else 1
+        sizes = (1, 3, 1) if bottleneck else (3, 3)
+        inputs = [WIDTHS[0], *(expansion * width for width in WIDTHS)]
+        self.stem = conv(norm, in_channels, WIDTHS[0], 3, relu=True)
+        self.stages = nn.Sequential(
+            *(
+                stage(norm, blocks, n, width, stride=1 if i == 0 else 2, sizes=sizes, expansion=expansion)
+                for i, (n, width) in enumerate(zip(inputs, WIDTHS, strict=False))
+            )
+        )
+        self.head = nn.Linear(inputs[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(self.stem(x)).mean((2, 3)))
+
+
+def resnet20(*, classes: int = 10, in_channels: int = 3, norm: Norm = "weight") -> ResNet:
+    return ResNet(20, classes=classes, in_channels=in_channels, norm=norm)
+
+
+def resnet56(*, classes: int = 10, in_channels: int = 3, norm: Norm = "weight") -> ResNet:
+    return ResNet(56, classes=classes, in_channels=in_channels, norm=norm)
+
+
+def resnet110(*, classes: int = 10, in_channels: int = 3, norm: Norm = "weight") -> ResNet:
+    return ResNet(110, classes=classes, in_channels=in_channels, norm=norm)
+
+
+def resnet164(*, classes: int = 10, in_channels: int = 3, norm: Norm = "weight") -> ResNet:
+    return ResNet(164, classes=classes, in_channels=in_channels, norm=norm)

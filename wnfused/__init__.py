@@ -1,6 +1,6 @@
 """Weight normalization that costs what a plain layer costs."""
 
-from wnfused import functional, init, models
+from wnfused import diagnostics, functional, init, models
 from wnfused.convert import ConvertReport, apply, convert
 from wnfused.fold import fold, to_torch
 from wnfused.freeze import frozen
@@ -31,6 +31,7 @@ __all__ = [
     "apply",
     "backend",
     "convert",
+    "diagnostics",
     "fold",
     "frozen",
     "functional",

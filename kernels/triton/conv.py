@@ -85,7 +85,7 @@ def gather(
             passed = tl.load(mask_source + at, mask=ok, other=0.0)
             tile = narrowed(tl.where(passed <= 0, 0.0, tile), source.dtype.element_ty)
         if GAIN == "input":
-            s = scale_at(g, norms, group * gain_group + c0 + c, c0 + c < C, gain_step)
+            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step)
             tile = narrowed(tile.to(tl.float32) * s[None, :], source.dtype.element_ty)
         if GAIN == "weight":
             v_tile = v_tile.to(tl.float32) * weight_scale[:, None]
@@ -148,7 +148,8 @@ def scatter(
     z, y, x = z + z0, y + y0, x + x0
     back2, back1, back0 = dilation2 // divisor2, dilation1 // divisor1, dilation0 // divisor0
     start = b * s_batch + z * s2 + y * s1 + x * s0 + group * C * s_channel
-    n = clamped(tile_n * BLOCK_N, N, BLOCK_N, INDEX64)
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_ok = n < N
     c = tl.arange(0, BLOCK_K)
     blocks = tl.cdiv(C, BLOCK_K)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -162,19 +163,18 @@ def scatter(
         v_at = (group * C + c0 + c)[:, None] * v_first + n[None, :] * v_second + tap_at
         ok = there[:, None] if EVEN else there[:, None] & (c0 + c < C)[None, :]
         tile = tl.load(source + at, mask=ok, other=0.0)
-        v_tile = tl.load(v + v_at) if EVEN else tl.load(v + v_at, mask=(c0 + c < C)[:, None], other=0.0)
+        v_ok = n_ok[None, :] if EVEN else n_ok[None, :] & (c0 + c < C)[:, None]
+        v_tile = tl.load(v + v_at, mask=v_ok, other=0.0)
         if mask_source is not None:
             passed = tl.load(mask_source + at, mask=ok, other=0.0)
             tile = narrowed(tl.where(passed <= 0, 0.0, tile), source.dtype.element_ty)
         if GAIN == "input":
-            s = scale_at(g, norms, group * gain_group + c0 + c, c0 + c < C, gain_step)
+            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step)
             tile = narrowed(tile.to(tl.float32) * s[None, :], source.dtype.element_ty)
         if GAIN == "weight":
-            s = scale_at(g, norms, group * gain_group + c0 + c, c0 + c < C, gain_step)
+            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step)
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    n_ok = n < N
     if GAIN == "output":
         acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
     channel = group * N + n
@@ -211,8 +211,9 @@ def weight_gradient(
     m = tl.arange(0, BLOCK_M)
     first = split * pixels_per_split
     last = tl.minimum(first + pixels_per_split, batch * O2 * O1 * O0)
-    near_channel = (group * N + tl.minimum(n, N - 1)) * n_channel
-    far_channel = (group * C + tl.minimum(c, C - 1)) * f_channel
+    n_ok, c_ok = n < N, c < C
+    near_channel = (group * N + n) * n_channel
+    far_channel = (group * C + c) * f_channel
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for p0 in range(first, last, BLOCK_M):
         p = p0 + m
@@ -228,19 +229,20 @@ def weight_gradient(
         )
         far_ok = p_ok & inside(z, y, x, D2, D1, D0)
         far_at = (b * f_batch + z * f2 + y * f1 + x * f0)[:, None] + far_channel[None, :]
-        near_tile = tl.load(near + near_at, mask=p_ok[:, None], other=0.0)
-        far_tile = tl.load(far + far_at, mask=far_ok[:, None], other=0.0)
+        near_ok, far_ok = p_ok[:, None] & n_ok[None, :], far_ok[:, None] & c_ok[None, :]
+        near_tile = tl.load(near + near_at, mask=near_ok, other=0.0)
+        far_tile = tl.load(far + far_at, mask=far_ok, other=0.0)
         if mask_near is not None:
-            passed = tl.load(mask_near + near_at, mask=p_ok[:, None], other=0.0)
+            passed = tl.load(mask_near + near_at, mask=near_ok, other=0.0)
             near_tile = narrowed(tl.where(passed <= 0, 0.0, near_tile), near.dtype.element_ty)
         if mask_far is not None:
-            passed = tl.load(mask_far + far_at, mask=far_ok[:, None], other=0.0)
+            passed = tl.load(mask_far + far_at, mask=far_ok, other=0.0)
             far_tile = narrowed(tl.where(passed <= 0, 0.0, far_tile), far.dtype.element_ty)
         acc = dot(tl.trans(near_tile), far_tile, acc, PRECISION)
     row = group * N + n
-    ok = (n < N)[:, None] & (c < C)[None, :]
+    ok = n_ok[:, None] & c_ok[None, :]
     at = row[:, None] * v_first + c[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
     if dots is not None:
         v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n < N)
+        tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n_ok)
     tl.store(dw + split * elements + at, narrowed(acc, dw.dtype.element_ty), mask=ok)

@@ -38,7 +38,7 @@ def sum_of_parts(dw, at, ok, parts, elements):
 
 @triton.jit
 def finish_weight(
-    dw, v, g, norms, dots, dv, dg, dy, y, db,
+    dw, v, g, norms, dots, dv, dg, scales, dy, y, db,
     rows, length, parts, elements, channels, batch, pixels, dy_batch, dy_channel, dy_pixel,
     FROM_SPLITS: tl.constexpr, HAS_ROWS: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -47,7 +47,7 @@ def finish_weight(
 
     FROM_SPLITS: ``dw`` holds ``parts`` float32 shares [parts, rows, length] that are added here in order, and the rows'
     dots are found here too. Otherwise dw is whole and may be dv, and ``dots`` holds ``parts`` shares of each ⟨dW, v⟩.
-    y, where a ReLU was fused, has dy's strides.
+    ``scales`` [rows] takes g/n, for the input gradient. y, where a ReLU was fused, has dy's strides.
     """
     pid = tl.program_id(0)
     row_programs = tl.cdiv(rows, BLOCK_R) if HAS_ROWS else 0
@@ -70,8 +70,10 @@ def finish_weight(
             c = c * inverse
         if dg is not None:
             tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=row_ok)
+        s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(tl.float32), norm)
+        if scales is not None:
+            tl.store(scales + row, s, mask=row_ok)
         if dv is not None:
-            s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(tl.float32), norm)
             for e0 in range(0, length, BLOCK_E):
                 ok = row_ok[:, None] & (e < length - e0)[None, :]
                 if FROM_SPLITS:

@@ -24,15 +24,29 @@ def grouped_tile(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 @triton.jit
 def clamped(start, size, BLOCK: tl.constexpr, INDEX64: tl.constexpr):
-    """BLOCK indices from start on, those past the end moved onto the last: loads along them need no mask."""
+    """BLOCK indices from start on, those past the end moved onto the last: loads along them need no mask.
+
+    Not for a dimension that is contiguous in memory: moved indices hide from the compiler that their neighbours are
+    neighbours, and the loads become as narrow as an element.
+    """
     index = tl.minimum(start + tl.arange(0, BLOCK), size - 1)
     return index.to(tl.int64) if INDEX64 else index
 
 
 @triton.jit
 def scale_at(g, norms, index, ok, gain_step):
-    gain = tl.load(g + index * gain_step, mask=ok, other=0.0).to(tl.float32)
-    return gain_over_norm(gain, tl.load(norms + index * gain_step, mask=ok, other=0.0))
+    """g/n of an index; without norms g holds that already. ok may be None, where every index is inside."""
+    if ok is None:
+        scale = tl.load(g + index * gain_step).to(tl.float32)
+    else:
+        scale = tl.load(g + index * gain_step, mask=ok, other=0.0).to(tl.float32)
+    if norms is not None:
+        if ok is None:
+            norm = tl.load(norms + index * gain_step)
+        else:
+            norm = tl.load(norms + index * gain_step, mask=ok, other=0.0)
+        scale = gain_over_norm(scale, norm)
+    return scale
 
 
 @triton.jit
@@ -166,7 +180,8 @@ def linear_input_gradient(
     """
     tile_m, tile_k = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(K, BLOCK_K), GROUP)
     row = clamped(tile_m * BLOCK_M, M, BLOCK_M, INDEX64)
-    column = clamped(tile_k * BLOCK_K, K, BLOCK_K, INDEX64)
+    column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    column_ok = (column < K)[None, :]
     n = tl.arange(0, BLOCK_N)
     dy_at = dy + row[:, None] * dy_stride + n[None, :]
     v_at = v + (n.to(tl.int64) if INDEX64 else n)[:, None] * v_stride + column[None, :]
@@ -175,19 +190,19 @@ def linear_input_gradient(
     acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for n0 in range(0, N, BLOCK_N):
         if EVEN:
-            dy_tile, v_tile = tl.load(dy_at), tl.load(v_at)
+            dy_tile, v_tile = tl.load(dy_at), tl.load(v_at, mask=column_ok, other=0.0)
         else:
             dy_tile = tl.load(dy_at, mask=(n < N - n0)[None, :], other=0.0)
-            v_tile = tl.load(v_at, mask=(n < N - n0)[:, None], other=0.0)
+            v_tile = tl.load(v_at, mask=(n < N - n0)[:, None] & column_ok, other=0.0)
         if y is not None:
             y_tile = tl.load(y_at) if EVEN else tl.load(y_at, mask=(n < N - n0)[None, :], other=0.0)
             dy_tile = narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty)
             y_at += BLOCK_N
         if GAIN == "output":
-            s = scale_at(g, norms, n0 + n, n < N - n0, gain_step)
+            s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step)
             dy_tile = narrowed(dy_tile.to(tl.float32) * s[None, :], dy.dtype.element_ty)
         if GAIN == "weight":
-            s = scale_at(g, norms, n0 + n, n < N - n0, gain_step)
+            s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step)
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(dy_tile, narrowed(v_tile, dy.dtype.element_ty), acc, PRECISION)
         dy_at += BLOCK_N
@@ -204,7 +219,7 @@ def linear_input_gradient(
 
 @triton.jit
 def linear_weight_gradient(
-    dy, x, y, v, g, norms, dw, dots, dg,
+    dy, x, y, v, g, norms, dw, dots, dg, scales,
     M, N, K, dy_stride, x_stride, y_stride, v_stride, m_per_split,
     ONE_PASS: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
@@ -214,12 +229,14 @@ def linear_weight_gradient(
     ONE_PASS is for layers with a fused ReLU and no bias: there y = g ⟨x, v/n⟩ wherever dy passes, so that
     c = Σ dy·y / g comes from the tiles at hand, and dv = g/n (dW − c v/n) is written to ``dw`` at once (a row with
     g = 0 has y = 0 and passes nothing: c = 0).
+    ``scales`` [N] then takes g/n, for the input gradient.
     With SPLITS > 1 shares of M are written to ``dw`` [SPLITS, N, K], for finish_weight to add.
     """
     pid, split = tl.program_id(0), tl.program_id(1)
     tile_n, tile_k = grouped_tile(pid, tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K), GROUP)
-    row = clamped(tile_n * BLOCK_N, N, BLOCK_N, INDEX64)
-    column = clamped(tile_k * BLOCK_K, K, BLOCK_K, INDEX64)
+    row = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    row_ok, column_ok = row < N, column < K
     m = tl.arange(0, BLOCK_M)
     if INDEX64:
         m = m.to(tl.int64)
@@ -230,39 +247,39 @@ def linear_weight_gradient(
     if y is not None:
         y_at = y + (first + m)[:, None] * y_stride + row[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    c = tl.zeros([BLOCK_N], tl.float32)
+    products = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)  # dy·y, summed over rows of tiles: threads exchange nothing
     for m0 in range(first, last, BLOCK_M):
-        if EVEN:
-            dy_tile, x_tile = tl.load(dy_at), tl.load(x_at)
-        else:
-            dy_tile = tl.load(dy_at, mask=(m < last - m0)[:, None], other=0.0)
-            x_tile = tl.load(x_at, mask=(m < last - m0)[:, None], other=0.0)
+        dy_ok, x_ok = row_ok[None, :], column_ok[None, :]
+        if not EVEN:
+            m_ok = (m < last - m0)[:, None]
+            dy_ok, x_ok = dy_ok & m_ok, x_ok & m_ok
+        dy_tile = tl.load(dy_at, mask=dy_ok, other=0.0)
+        x_tile = tl.load(x_at, mask=x_ok, other=0.0)
         if y is not None:
-            y_tile = tl.load(y_at) if EVEN else tl.load(y_at, mask=(m < last - m0)[:, None], other=0.0)
+            y_tile = tl.load(y_at, mask=dy_ok, other=0.0)
             dy_tile = narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty)
             y_at += BLOCK_M * y_stride
             if ONE_PASS:
-                c += tl.sum(dy_tile.to(tl.float32) * y_tile.to(tl.float32), 0)
+                products += dy_tile.to(tl.float32) * y_tile.to(tl.float32)
         acc = dot(tl.trans(dy_tile), x_tile, acc, PRECISION)
         dy_at += BLOCK_M * dy_stride
         x_at += BLOCK_M * x_stride
-    out_row = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_ok = out_row < N
-    if INDEX64:
-        out_row = out_row.to(tl.int64)
-    out_column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
-    ok = row_ok[:, None] & (out_column < K)[None, :]
+    out_row = row.to(tl.int64) if INDEX64 else row
+    ok = row_ok[:, None] & column_ok[None, :]
     if ONE_PASS or dots is not None:
-        v_tile = tl.load(v + out_row[:, None] * v_stride + out_column[None, :], mask=ok, other=0.0).to(tl.float32)
+        v_tile = tl.load(v + out_row[:, None] * v_stride + column[None, :], mask=ok, other=0.0).to(tl.float32)
     if ONE_PASS:
         gain = tl.load(g + out_row, mask=row_ok, other=0.0).to(tl.float32)
         norm = tl.load(norms + out_row, mask=row_ok, other=0.0)
-        c = tl.where(gain == 0, 0.0, c / tl.where(gain == 0, 1.0, gain))
+        c = tl.where(gain == 0, 0.0, tl.sum(products, 0) / tl.where(gain == 0, 1.0, gain))
         c = tl.where(norm == 0, 0.0, c)
         u = v_tile * gain_over_norm(1.0, norm)[:, None]
-        acc = gain_over_norm(gain, norm)[:, None] * (acc - c[:, None] * u)
+        scale = gain_over_norm(gain, norm)
+        acc = scale[:, None] * (acc - c[:, None] * u)
+        if scales is not None:
+            tl.store(scales + out_row, scale, mask=row_ok & (tile_k == 0))
         if dg is not None:
             tl.store(dg + out_row, narrowed(c, dg.dtype.element_ty), mask=row_ok & (tile_k == 0))
     elif dots is not None:
         tl.store(dots + tile_k * N + out_row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=row_ok)
-    tl.store(dw + (split * N + out_row)[:, None] * K + out_column[None, :], narrowed(acc, dw.dtype.element_ty), mask=ok)
+    tl.store(dw + (split * N + out_row)[:, None] * K + column[None, :], narrowed(acc, dw.dtype.element_ty), mask=ok)

@@ -7,11 +7,11 @@ powers of two, so that a ragged last batch meets the plan its full siblings have
 import functools
 from typing import NamedTuple
 
-from wnfused.kernels.triton.tiles import TILES, Tile
+from wnfused.kernels.triton.tiles import Tile, single_pass_pays, tiles_for
 
 
 class Target(NamedTuple):
-    family: str  # a key of TILES
+    family: str  # a key of tiles.TILES
     processors: int  # streaming multiprocessors or compute units
 
 
@@ -65,7 +65,7 @@ def _tiles_of(problem: Problem, tile: Tile) -> int:
 
 def _tile(problem: Problem, target: Target) -> Tile:
     """The largest tile that the problem fills and that still gives every processor one; else the smallest that fits."""
-    candidates = TILES[target.family][problem.element]
+    candidates = tiles_for(problem.kernel, target.family, problem.element)
     fitting = [t for t in candidates if t.m <= max(16, problem.m) and t.n <= max(64, problem.n)] or [candidates[-1]]
     for tile in fitting:
         if _tiles_of(problem, tile) >= target.processors:
@@ -77,9 +77,14 @@ def _mode(problem: Problem, tile: Tile) -> str:
     """Each row of tiles sums Σv² again: up to four rows that is cheaper than a launch and a trip over v of its own."""
     if not problem.channels_last and problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION:
         return "vendor"
-    if problem.single_pass_allowed and -(-problem.m // tile.m) <= 4:
+    if problem.single_pass_allowed and single_pass_pays(tile) and -(-problem.m // tile.m) <= 4:
         return "single pass"
     return "norms first"
+
+
+# The one-pass weight gradient saves four trips over dW and pays with work in its loop over the batch's rows: by the
+# audit's model it wins up to about this many of them.
+MOST_ROWS_IN_ONE_PASS = 1024
 
 
 def _splits(problem: Problem, tile: Tile, target: Target) -> int:

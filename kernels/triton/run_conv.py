@@ -9,7 +9,7 @@ from torch import Tensor
 
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.run_linear import Gradients, finish_bias, finish_rows, supported
+from wnfused.kernels.triton.run_linear import Gradients, finish_bias, finish_rows, new_scales, supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
 
 Triple = tuple[int, int, int]
@@ -73,16 +73,20 @@ class _Gain(NamedTuple):
     place: str
     weight: Tensor  # v, or w where it has to be written
     g: Tensor
-    norms: Tensor
+    norms: Tensor | None  # None where g holds g/n
     step: int
     group: int
 
 
-def _gain(kernel: str, source: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: Dim, groups: int) -> _Gain:
+def _gain(
+    kernel: str, source: Tensor, v: Tensor, g: Tensor, norms: Tensor, scales: Tensor | None, dim: Dim, groups: int
+) -> _Gain:
     place = place_of_gain(kernel, source, v, dim)
     weight = v if place else normalized(v, g, norms, dim, source.dtype)
-    group = v.shape[0] // groups if dim == 0 else 0
-    return _Gain(place or "none", weight, g.contiguous(), norms, 0 if dim is None else 1, group)
+    group, step = v.shape[0] // groups if dim == 0 else 0, 0 if dim is None else 1
+    if scales is not None:
+        return _Gain(place or "none", weight, scales, None, step, group)
+    return _Gain(place or "none", weight, g.contiguous(), norms, step, group)
 
 
 def _channels_innermost(*tensors: Tensor) -> bool:
@@ -122,7 +126,7 @@ def _kernel_sizes(walk: Walk) -> dict[str, int]:
 
 def gather(
     source: Tensor, mask: Tensor | None, v: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, out: Tensor,
-    walk: Walk, dim: Dim, relu: bool, plan: Plan,
+    walk: Walk, dim: Dim, relu: bool, plan: Plan, scales: Tensor | None = None,
 ) -> None:  # fmt: skip
     groups = walk.groups
     batch, sizes, out_sizes = source.shape[0], sizes_of(source), sizes_of(out)
@@ -137,9 +141,9 @@ def gather(
         )  # fmt: skip
         return
     n, c = v.shape[0] // groups, v.shape[1]
-    gain = _gain("gather", source, v, g, norms, dim, groups)
+    gain = _gain("gather", source, v, g, norms, scales, dim, groups)
     conv.gather[(triton.cdiv(pixels, plan.tile.m) * triton.cdiv(n, plan.tile.n), groups)](
-        source, mask, gain.weight, gain.g, norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
+        source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
         PRECISION=precision(source.dtype), INDEX64=index64(source, out, gain.weight), GROUP=8, **_blocks(plan),
@@ -162,7 +166,7 @@ def _modular(stride: Triple, dilation: Triple) -> tuple[int, ...]:
 
 def scatter(
     source: Tensor, mask: Tensor | None, v: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, out: Tensor,
-    walk: Walk, dim: Dim, relu: bool, plan: Plan,
+    walk: Walk, dim: Dim, relu: bool, plan: Plan, scales: Tensor | None = None,
 ) -> None:  # fmt: skip
     groups = walk.groups
     batch, sizes, out_sizes = source.shape[0], sizes_of(source), sizes_of(out)
@@ -178,9 +182,9 @@ def scatter(
         )  # fmt: skip
         return
     c, n = v.shape[0] // groups, v.shape[1]
-    gain = _gain("scatter", source, v, g, norms, dim, groups)
+    gain = _gain("scatter", source, v, g, norms, scales, dim, groups)
     conv.scatter[(triton.cdiv(pixels, plan.tile.m) * triton.cdiv(n, plan.tile.n), groups * phases)](
-        source, mask, gain.weight, gain.g, norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
+        source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
         PRECISION=precision(source.dtype), INDEX64=index64(source, out, gain.weight), GROUP=8, **_blocks(plan),
@@ -244,15 +248,16 @@ def backward(
     dx_plan, dw_plan = plans or backward_plans(dy, x, v, walk, transposed)
     if "vendor" in (dx_plan.mode, dw_plan.mode):
         return run_vendor.convolution_backward(dy, x, v, g, norms, y, geometry, dim, mask)
-    dx = dv = dg = db = None
-    if mask[0]:
-        dx = torch.empty_like(x)
-        (gather if transposed else scatter)(dy, y, v, g, norms, None, dx, walk, dim, False, dx_plan)
+    dx = dv = dg = db = scales = None
     if mask[1] or mask[2]:
         near, far = ((x, None), (dy, y)) if transposed else ((dy, y), (x, None))
-        dv, dg, db = _weight_gradient(near, far, v, g, norms, walk, dim, mask, (dy, y), dw_plan)
+        scales = new_scales(norms, mask, dim)
+        dv, dg, db = _weight_gradient(near, far, v, g, norms, walk, dim, mask, (dy, y), scales, dw_plan)
     elif mask[3]:
         db = finish_bias(dy, y)
+    if mask[0]:
+        dx = torch.empty_like(x)
+        (gather if transposed else scatter)(dy, y, v, g, norms, None, dx, walk, dim, False, dx_plan, scales)
     return dx, dv, dg, db
 
 
@@ -264,7 +269,8 @@ def backward_plans(dy: Tensor, x: Tensor, v: Tensor, walk: Walk, transposed: boo
 
 def _weight_gradient(
     near: tuple[Tensor, Tensor | None], far: tuple[Tensor, Tensor | None], v_any: Tensor, g: Tensor, norms: Tensor,
-    walk: Walk, dim: Dim, mask: list[bool], output: tuple[Tensor, Tensor | None], plan: Plan,
+    walk: Walk, dim: Dim, mask: list[bool], output: tuple[Tensor, Tensor | None],
+    scales: Tensor | None, plan: Plan,
 ) -> Gradients:  # fmt: skip
     v, groups, taps = in_memory_order(v_any, dim), walk.groups, math.prod(walk.kernel)
     n, c = v.shape[0] // groups, v.shape[1]
@@ -299,7 +305,7 @@ def _weight_gradient(
     dy, y = output
     if dim == 0:
         dg = torch.empty(g.shape, dtype=g.dtype, device=g.device) if mask[2] else None
-        dv, dg, db = finish_rows(dw, v, g.contiguous(), norms, dots, dg, dy, y, mask[1], mask[3], columns)
+        dv, dg, db = finish_rows(dw, v, g.contiguous(), norms, dots, dg, scales, dy, y, mask[1], mask[3], columns)
     else:
         whole = dw[0].as_strided(v.shape, v.stride())
         dv, dg = project(whole, v, g, norms, dim, mask[1], mask[2])

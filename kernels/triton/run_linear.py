@@ -5,7 +5,7 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import finish, linear, run_vendor, tune
-from wnfused.kernels.triton.rules import Plan, Problem
+from wnfused.kernels.triton.rules import MOST_ROWS_IN_ONE_PASS, Plan, Problem
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project, row_norms
 
 Gradients = tuple[Tensor | None, ...]
@@ -120,25 +120,33 @@ def backward(
     dx_plan, dw_plan = plans or (plan_of("linear_dx", m, k, n, x), plan_of("linear_dw", n, k, m, x))
     if "vendor" in (dx_plan.mode, dw_plan.mode):
         return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
-    dx = None
+    dx = dv = dg = db = scales = None
+    if mask[1] or mask[2]:
+        scales = new_scales(norms, mask, dim)
+        dv, dg, db = _weight_gradient(d, rows, v, g, norms, saved, dim, mask, biased, scales, dw_plan)
+    elif mask[3]:
+        db = finish_bias(d, saved)
     if mask[0]:
         dx = x.new_empty(x.shape)
-        _launch_dx(d, v, g, norms, saved, dx.view(m, k), dim, dx_plan)
-    if mask[1] or mask[2]:
-        dv, dg, db = _weight_gradient(d, rows, v, g, norms, saved, dim, mask, biased, dw_plan)
-    else:
-        dv, dg, db = None, None, finish_bias(d, saved) if mask[3] else None
+        _launch_dx(d, v, g, norms, scales, saved, dx.view(m, k), dim, dx_plan)
     return dx, dv, dg, db
 
 
+def new_scales(norms: Tensor, mask: list[bool], dim: Dim) -> Tensor | None:
+    """Room for g/n, which the weight gradient's kernels leave for the input gradient to read instead of dividing."""
+    return torch.empty_like(norms) if mask[0] and dim == 0 else None
+
+
 def _launch_dx(
-    dy: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dx: Tensor, dim: Dim, plan: Plan
-) -> None:
+    dy: Tensor, v: Tensor, g: Tensor, norms: Tensor, scales: Tensor | None, y: Tensor | None, dx: Tensor, dim: Dim,
+    plan: Plan,
+) -> None:  # fmt: skip
     (m, n), k, tile = dy.shape, v.shape[1], plan.tile
     gain = input_gradient_gain(dy, v, dim)
     w, gain = (v, gain) if gain else (normalized(v, g, norms, dim, dy.dtype), "none")
+    gains, divisors = (g.contiguous(), norms) if scales is None else (scales, None)
     linear.linear_input_gradient[(triton.cdiv(m, tile.m) * triton.cdiv(k, tile.n),)](
-        dy, w, g.contiguous(), norms, y, dx, m, n, k,
+        dy, w, gains, divisors, y, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
         GAIN=gain, EVEN=n % tile.k == 0, PRECISION=precision(dy.dtype), INDEX64=index64(dy, w, dx),
         BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, num_warps=tile.warps, num_stages=tile.stages,
@@ -147,11 +155,11 @@ def _launch_dx(
 
 def _weight_gradient(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, mask: list[bool],
-    biased: bool, plan: Plan,
+    biased: bool, scales: Tensor | None, plan: Plan,
 ) -> Gradients:  # fmt: skip
     (m, n), k, tile = dy.shape, v.shape[1], plan.tile
     v = v.contiguous()
-    one_pass = y is not None and not biased and dim == 0
+    one_pass = y is not None and not biased and dim == 0 and m <= MOST_ROWS_IN_ONE_PASS
     splits, per_split = 1, m
     if dim == 0 and not one_pass and plan.splits > 1:
         per_split = triton.cdiv(triton.cdiv(m, plan.splits), tile.k) * tile.k
@@ -162,7 +170,7 @@ def _weight_gradient(
     dots = norms.new_empty((tiles_k, n)) if splits == 1 and dim == 0 and not one_pass else None
     gains = g.contiguous()
     linear.linear_weight_gradient[(triton.cdiv(n, tile.m) * tiles_k, splits)](
-        dy, x, y, v, gains, norms, dw, dots, dg if one_pass else None,
+        dy, x, y, v, gains, norms, dw, dots, *((dg, scales) if one_pass else (None, None)),
         m, n, k, dy.stride(0), x.stride(0), 0 if y is None else y.stride(0), v.stride(0), per_split,
         ONE_PASS=one_pass, SPLITS=splits, EVEN=m % tile.k == 0 and per_split % tile.k == 0,
         PRECISION=precision(x.dtype), INDEX64=index64(dy, x, dw),
@@ -171,14 +179,14 @@ def _weight_gradient(
     if one_pass:
         return dw[0] if mask[1] else None, dg, None
     if dim == 0:
-        return finish_rows(dw, v, gains, norms, dots, dg, dy, y, mask[1], mask[3], tiles_k)
+        return finish_rows(dw, v, gains, norms, dots, dg, scales, dy, y, mask[1], mask[3], tiles_k)
     dv, dg = project(dw[0], v, g, norms, dim, mask[1], mask[2])
     return dv, dg, finish_bias(dy, y) if mask[3] else None
 
 
 def finish_rows(
-    dw: Tensor, v: Tensor, g: Tensor, norms: Tensor, dots: Tensor | None, dg: Tensor | None, dy: Tensor,
-    y: Tensor | None, want_dv: bool, want_db: bool, parts: int,
+    dw: Tensor, v: Tensor, g: Tensor, norms: Tensor, dots: Tensor | None, dg: Tensor | None,
+    scales: Tensor | None, dy: Tensor, y: Tensor | None, want_dv: bool, want_db: bool, parts: int,
 ) -> Gradients:  # fmt: skip
     """dv, dg and db in one launch, from dW (whole and given up, or in splits) with a norm per row of v."""
     rows, length = v.shape[0], v.numel() // v.shape[0]
@@ -189,7 +197,7 @@ def finish_rows(
     block_r = min(2048 // block_e, triton.next_power_of_2(rows))
     parts = dw.shape[0] if from_splits else parts
     finish.finish_weight[(triton.cdiv(rows, block_r) + blocks,)](
-        dw, v, g, norms, dots, dv, dg, dy, y, db, rows, length, parts, v.numel(), *layout,
+        dw, v, g, norms, dots, dv, dg, scales, dy, y, db, rows, length, parts, v.numel(), *layout,
         FROM_SPLITS=from_splits, HAS_ROWS=True, INDEX64=index64(dw, dy),
         BLOCK_R=block_r, BLOCK_E=block_e, BLOCK_P=64, BLOCK_C=32,
     )  # fmt: skip
@@ -202,7 +210,7 @@ def finish_bias(dy: Tensor, y: Tensor | None) -> Tensor:
     """db alone."""
     db, blocks, layout = _bias_layout(dy)
     finish.finish_weight[(blocks,)](
-        None, None, None, None, None, None, None, dy, y, db, 0, 0, 0, 0, *layout,
+        None, None, None, None, None, None, None, None, dy, y, db, 0, 0, 0, 0, *layout,
         FROM_SPLITS=False, HAS_ROWS=False, INDEX64=index64(dy), BLOCK_R=1, BLOCK_E=16, BLOCK_P=64, BLOCK_C=32,
     )  # fmt: skip
     return db

@@ -16,6 +16,33 @@ class Tile(NamedTuple):
         return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}"
 
 
+# Where a convolution's addresses leave no room for the usual tile's registers.
+_FOR_CONVOLUTIONS = {
+    ("sm_80", Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("sm_100", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+}
+WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
+
+
+def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
+    """The tiles a kernel is shipped with, for a target family and elements of that many bytes; largest first."""
+    tiles = TILES[family][element]
+    if kernel in ("gather", "scatter"):
+        return tuple(_FOR_CONVOLUTIONS.get((family, tile), tile) for tile in tiles)
+    if kernel not in WEIGHT_GRADIENTS:
+        return tiles
+    # With four warps the epilogue of 128×128 results does not fit in registers.
+    return tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
+
+
+def single_pass_pays(tile: Tile) -> bool:
+    """Where summing squares hides: under the tensor cores of the largest tile, under v's way from memory in small ones.
+
+    In between the loop waits for shared memory, from which v's tile is read twice.
+    """
+    return tile.m <= 32 or tile.m * tile.n >= 128 * 128
+
+
 # By target family, then by element size of the activations in bytes; largest first.
 # sm_80 multiplies from registers, so k stays short; wgmma and tcgen05 read shared memory and want k of 128 bytes.
 # gfx942 has 64 kB of shared memory and wavefronts of 64.

@@ -18,7 +18,7 @@ import torch
 
 from wnfused.kernels.triton import rules, support
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.tiles import TILES, Tile
+from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
 
 log = logging.getLogger("wnfused")
 
@@ -88,7 +88,8 @@ def _problem(fields: list[Any]) -> Problem:
 
 def _read_plan(fields: list[Any]) -> Plan:
     mode, tile, splits = fields
-    shipped = {t for sizes in TILES.values() for tiles in sizes.values() for t in tiles}
+    kernels = ("linear", "linear_dw", "gather")  # one of each list
+    shipped = {t for k in kernels for family, sizes in TILES.items() for e in sizes for t in tiles_for(k, family, e)}
     if mode not in ("norms first", "single pass", "vendor") or Tile(*tile) not in shipped or not 1 <= splits <= 32:
         raise ValueError(f"not a plan: {fields!r}")
     return Plan(mode, Tile(*tile), splits)
@@ -120,10 +121,10 @@ def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
     """The rule's plan first, then every other: all tiles, both ways to the norms, the sum whole and in shares."""
     first = rules.plan_by_rule(problem, target)
     yield first
-    modes = ("norms first", "single pass") if problem.single_pass_allowed else ("norms first",)
     splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
-    for tile in TILES[target.family][problem.element]:
-        for mode in modes:
+    for tile in tiles_for(problem.kernel, target.family, problem.element):
+        single = problem.single_pass_allowed and single_pass_pays(tile)
+        for mode in ("norms first", "single pass") if single else ("norms first",):
             for splits in (1, 4, 16) if splittable else (1,):
                 if splits <= max(1, problem.k // tile.k) and (mode, tile, splits) != first:
                     yield Plan(mode, tile, splits)

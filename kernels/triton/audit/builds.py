@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wnfused.kernels.triton.tiles import TILES, Tile
+from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
 
 TARGETS = tuple(TILES)
 Constant = int | bool | str | None
@@ -123,12 +123,17 @@ def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(
             yield from _matmuls(kernel, target) if kernel in MATMUL_KERNELS else [_other(kernel, target)]
 
 
+_RULE_NAMES = {"linear_weight_gradient": "linear_dw"}  # what the rule calls a kernel
+
+
 def _matmuls(kernel: str, target: str) -> Iterator[Build]:
     for dtypes in DTYPES:
-        for tile in TILES[target][dtypes.element]:
+        for tile in tiles_for(_RULE_NAMES.get(kernel, kernel), target, dtypes.element):
             plain = _matmul(kernel, target, dtypes, tile, Mode("plain", PLAIN[kernel]), None)
             yield plain
             for mode in _modes(kernel, dtypes):
+                if mode.name.startswith("single pass") and not single_pass_pays(tile):
+                    continue
                 yield _matmul(kernel, target, dtypes, tile, mode, plain if mode.has_twin else None)
 
 
@@ -136,7 +141,7 @@ _MASKED = {"linear_input_gradient": "y", "gather": "mask_source", "scatter": "ma
 PLAIN: dict[str, dict[str, Constant]] = {
     "linear_forward": {"GAIN": "none", "SINGLE_PASS": False, "SPLITS": 1, "partial": None, "squares_out": None},
     "linear_input_gradient": {"GAIN": "none", "y": None},
-    "linear_weight_gradient": {"ONE_PASS": False, "SPLITS": 1, "dots": None, "dg": None, "y": None},
+    "linear_weight_gradient": {"ONE_PASS": False, "SPLITS": 1, "dots": None, "dg": None, "scales": None, "y": None},
     "gather": {"GAIN": "none", "mask_source": None},
     "scatter": {"GAIN": "none", "mask_source": None, "bias": None},
     "weight_gradient": {"SPLITS": 1, "dots": None, "mask_near": None, "mask_far": None},
@@ -152,13 +157,14 @@ def _modes(kernel: str, dtypes: Dtypes) -> list[Mode]:
     narrow, mixed = dtypes.activations == "fp16", dtypes == FP16_MIXED
     modes = {
         "linear_forward": [Mode("norms first", {"GAIN": "weight" if mixed else "output"})],
-        "linear_input_gradient": [Mode("gain", {"GAIN": "weight" if narrow else "output"})],
+        # the weight gradient's kernels have left g/n where g is read
+        "linear_input_gradient": [Mode("gain", {"GAIN": "weight" if narrow else "output", "norms": None})],
         "linear_weight_gradient": [
             Mode("two steps", {"dots": _POINTER}),
-            Mode("one pass", {"ONE_PASS": True, "y": _POINTER, "dg": _POINTER}),
+            Mode("one pass", {"ONE_PASS": True, "y": _POINTER, "dg": _POINTER, "scales": _POINTER}),
         ],
         "gather": [Mode("norms first", {"GAIN": "weight" if mixed else "output"})],
-        "scatter": [Mode("gain", {"GAIN": "weight" if narrow else "input"})],
+        "scatter": [Mode("gain", {"GAIN": "weight" if narrow else "input", "norms": None})],
         "weight_gradient": [Mode("two steps", {"dots": _POINTER})],
     }[kernel]
     if kernel == "linear_forward" and not mixed:

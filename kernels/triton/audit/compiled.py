@@ -106,6 +106,8 @@ def _type(name: str, build: Build) -> str:
         return f"*{known[name]}"
     if name == "eps":
         return "fp32"
+    if name == "g" and dict(build.constants).get("norms", 0) is None:  # g/n, which is kept in float32
+        return "*fp32"
     whole = dict(build.constants).get("SPLITS", 1) == 1 and not build.kernel.startswith("depthwise")
     if name in _FLOAT32_POINTERS or (name == "dw" and not whole):
         return "*fp32"

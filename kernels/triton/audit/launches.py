@@ -43,7 +43,7 @@ class Layer(NamedTuple):
         return self.batch * self.size**2 * self.inputs * self.outputs * max(1, self.kernel) ** 2
 
 
-_WRITTEN = {"y", "partial", "squares_out", "dx", "dw", "dots", "dg", "dv", "db", "out", "w"}
+_WRITTEN = {"y", "partial", "squares_out", "dx", "dw", "dots", "dg", "dv", "db", "out", "w", "scales"}
 _WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
 _READ_BY = {"finish_linear": {"partial"}, "finish_weight": {"dw", "dots", "y"}, "project": {"dw", "dots"}}
 _MODULES = (affine, conv, depthwise, finish, linear, rows)

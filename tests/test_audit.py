@@ -33,7 +33,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
         return audit_builds([
             shipped("linear_forward", "sm_80", "norms first"),
             shipped("linear_forward", "sm_80", "single pass"),
-            shipped("linear_forward", "sm_90", "norms first"),
+            shipped("linear_forward", "sm_100", "norms first"),
             shipped("linear_forward", "sm_90", "single pass"),
             shipped("linear_input_gradient", "sm_80", "gain"),
             shipped("gather", "sm_80", "norms first"),

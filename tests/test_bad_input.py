@@ -114,7 +114,7 @@ ARGUMENTS: list[tuple[list[str], dict[str, Any], str]] = [
     (LAYERS, {"bias": torch.ones(())}, r"bias: expected shape \(.,\), got \(\)"),
     (LAYERS, {"bias": torch.ones(6, 1)}, r"bias: expected shape \(.,\), got \(6, 1\)"),
     (LAYERS, {"activation": "gelu"}, "activation: expected None or 'relu', got 'gelu'"),
-    (LAYERS, {"activation": torch.relu}, "activation: expected None or 'relu', got <"),
+    (LAYERS, {"activation": nn.ReLU}, "activation: expected None or 'relu', got <"),
     (LAYERS, {"activation": ["relu"]}, r"activation: expected None or 'relu', got \['relu'\]"),
     (LAYERS, {"activation": True}, "activation: expected None or 'relu', got True"),
     (LINEAR, {"x": torch.ones(())}, r"x: expected last dimension 4 .*, got shape \(\)"),
@@ -196,7 +196,7 @@ CONVOLUTION_LAYERS = PLAIN_LAYERS + TRANSPOSED_LAYERS
 EVERY_LAYER = [LINEAR_LAYER, *CONVOLUTION_LAYERS]
 CONSTRUCTORS: list[tuple[list[Any], dict[str, Any], str]] = [
     (EVERY_LAYER, {"activation": "gelu"}, "activation: expected"),
-    (EVERY_LAYER, {"activation": torch.relu}, "activation: expected"),
+    (EVERY_LAYER, {"activation": nn.ReLU}, "activation: expected"),
     (EVERY_LAYER, {"dim": 9}, "dim: expected"),
     (EVERY_LAYER, {"dim": -1}, "say dim=None"),
     (EVERY_LAYER, {"dim": True}, "dim: expected"),

@@ -29,7 +29,7 @@ def interleave(
         function()
     one_round = time.perf_counter() - start
     calls = max(1, round(slice_seconds * len(functions) / one_round))
-    rounds = max(9, round(seconds / (one_round * calls)))
+    rounds = max(25, round(seconds / (one_round * calls)))
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(rounds):
         for name in list(functions) if i % 2 == 0 else reversed(list(functions)):

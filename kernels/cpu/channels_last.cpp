@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <vector>
 
@@ -56,19 +57,29 @@ Job turn_job(float* to, const float* from, int64_t count, int64_t rows, int64_t 
 
 int64_t pixels(const Tensor& t) { return t.size(2) * t.size(3); }
 
-Tensor empty_channels_last(const Tensor& like) {
-  return at::empty(like.sizes(), like.options().memory_format(at::MemoryFormat::ChannelsLast));
+// What is turned is read once, by the convolution that follows: each kind of tensor has its place, which stays in cache
+// from layer to layer, while fresh memory would have to be mapped and fetched for every call. Larger ones come and go.
+enum Place { kImages, kWeight, kGradient };
+constexpr int64_t kKeptElements = 1 << 20;  // 4 MB each, a thread
+
+Tensor empty_channels_last(const Tensor& like, Place place) {
+  constexpr auto format = at::MemoryFormat::ChannelsLast;
+  if (like.numel() > kKeptElements) return at::empty(like.sizes(), like.options().memory_format(format));
+  thread_local std::array<Tensor, 3> kept;
+  Tensor& memory = kept[place];
+  if (!memory.defined() || memory.numel() < like.numel()) memory = at::empty({like.numel()}, like.options());
+  return memory.as_strided(like.sizes(), c10::get_channels_last_strides_2d(like.sizes()));
 }
 
-Job to_channels_last(Tensor& to, const Tensor& t) {
-  to = empty_channels_last(t);
+Job to_channels_last(Tensor& to, const Tensor& t, Place place) {
+  to = empty_channels_last(t, place);
   return turn_job(to.mutable_data_ptr<float>(), t.const_data_ptr<float>(), t.size(0), t.size(1), pixels(t));
 }
 
 // Each output channel of v, [inputs, taps], scaled into w's [taps, inputs]; norm(r, row, size) gives its norm.
 template <typename Norm>
 Job write_weight(Tensor& w, const Tensor& v, const Tensor& gains, const Norm& norm) {
-  w = empty_channels_last(v);
+  w = empty_channels_last(v, kWeight);
   const int64_t inputs = v.size(1), taps = pixels(v), row = inputs * taps;
   const float *vp = v.const_data_ptr<float>(), *g = gains.const_data_ptr<float>();
   float* wp = w.mutable_data_ptr<float>();
@@ -85,23 +96,24 @@ ChannelsLast channels_last_forward(const Tensor& x, const Tensor& v, const Tenso
   const Tensor gains = g.contiguous();
   float* n = out.norms.mutable_data_ptr<float>();
   const auto norm = [=](int64_t r, const float* row, int64_t size) { return n[r] = row_norm(row, size, eps); };
-  run_together({write_weight(out.w, v, gains, norm), to_channels_last(out.x, x)});
+  run_together({write_weight(out.w, v, gains, norm), to_channels_last(out.x, x, kImages)});
   return out;
 }
 
 ChannelsLast channels_last_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g,
                                     const Tensor& norms, bool need_x, bool need_w) {
   // Torch's backward reads no more than the shape and order of a tensor whose product is not asked for.
-  ChannelsLast out{.x = need_x ? Tensor() : empty_channels_last(x), .w = need_w ? Tensor() : empty_channels_last(v)};
+  ChannelsLast out{.x = need_x ? Tensor() : empty_channels_last(x, kImages),
+                   .w = need_w ? Tensor() : empty_channels_last(v, kWeight)};
   const Tensor gains = g.contiguous();
   const float* n = norms.const_data_ptr<float>();
   std::vector<Job> jobs;
   if (need_w) jobs.push_back(write_weight(out.w, v, gains, [=](int64_t r, const float*, int64_t) { return n[r]; }));
-  if (need_x) jobs.push_back(to_channels_last(out.x, x));
+  if (need_x) jobs.push_back(to_channels_last(out.x, x, kImages));
   if (dy.is_contiguous(at::MemoryFormat::ChannelsLast)) {
     out.dy = dy;
   } else {
-    jobs.push_back(to_channels_last(out.dy, dy));
+    jobs.push_back(to_channels_last(out.dy, dy, kGradient));
   }
   run_together(jobs);
   return out;

@@ -59,7 +59,6 @@ def test_a_ragged_last_batch_meets_the_same_plan() -> None:
     problem = Problem("linear", 2048, 1024, 1024, 2)
     plans = {tune.plan(problem._replace(m=m), CPU) for m in (2048, 2047, 1500, 1025)}
     assert len(plans) == 1
-    assert tune._plan.cache_info().maxsize is not None
 
 
 @pytest.mark.parametrize(("size", "bucket"), [(0, 1), (1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)])

@@ -63,8 +63,8 @@ def _linear(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Prob
     return _bucketed(
         {
             forward: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, plan=plan),
-            dx: _backward(run_linear.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False], dx),
-            dw: _backward(run_linear.backward, (dy, x, v, g, norms, None, 0, True), [False, True, True, True], dw),
+            dx: _backward(run_linear.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False]),
+            dw: _backward(run_linear.backward, (dy, x, v, g, norms, None, 0, True), [False, True, True, True]),
         }
     )
 
@@ -87,8 +87,8 @@ def _conv(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Proble
     return _bucketed(
         {
             forward: lambda plan: run_conv.forward(x, v, g, None, geometry, 0, 0.0, False, plan=plan),
-            dx: _backward(run_conv.backward, arguments, [True, False, False, False], dx),
-            dw: _backward(run_conv.backward, arguments, [False, True, True, True], dw),
+            dx: _backward(run_conv.backward, arguments, [True, False, False, False]),
+            dw: _backward(run_conv.backward, arguments, [False, True, True, True]),
         }
     )
 
@@ -97,9 +97,7 @@ def _bucketed(calls: dict[Problem, Callable[[Plan], object]]) -> dict[Problem, C
     return {rules.bucketed(problem): call for problem, call in calls.items()}
 
 
-def _backward(
-    run: Callable[..., object], arguments: tuple, mask: list[bool], problem: Problem
-) -> Callable[[Plan], object]:
+def _backward(run: Callable[..., object], arguments: tuple, mask: list[bool]) -> Callable[[Plan], object]:
     """Under a plan for both kernels: the mask leaves only the one that is measured."""
     return lambda plan: run(*arguments, mask, plans=(plan, plan))
 

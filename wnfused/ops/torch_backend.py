@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-def _laid_out_like(t: Tensor | None, like: Tensor) -> Any:
+def laid_out_like(t: Tensor | None, like: Tensor) -> Any:
     if t is None or t.stride() == like.stride():
         return t
     return torch.empty_like(like, dtype=t.dtype).copy_(t)
@@ -30,19 +30,19 @@ def _laid_out_like(t: Tensor | None, like: Tensor) -> Any:
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None, eps: float) -> tuple[Tensor, Tensor]:
     w, norms = reference.weight_norm(v, g, dim, eps)
-    return _laid_out_like(w, v), norms
+    return laid_out_like(w, v), norms
 
 
 def weight_norm_backward(dw: Tensor, v: Tensor, g: Tensor, *rest: Any) -> Gradients:
     dv, dg = reference.weight_norm_backward(dw, v, g, *rest)
-    return _laid_out_like(dv, v), dg
+    return laid_out_like(dv, v), dg
 
 
 def linear_backward(dy: Tensor, x: Tensor, v: Tensor, *rest: Any) -> Gradients:
     dx, dv, dg, db = reference.linear_backward(dy, x, v, *rest)
-    return dx, _laid_out_like(dv, v), dg, db
+    return dx, laid_out_like(dv, v), dg, db
 
 
 def convolution_backward(dy: Tensor, x: Tensor, v: Tensor, *rest: Any) -> Gradients:
     dx, dv, dg, db = reference.convolution_backward(dy, x, v, *rest)
-    return _laid_out_like(dx, x), _laid_out_like(dv, v), dg, db
+    return laid_out_like(dx, x), laid_out_like(dv, v), dg, db

@@ -10,6 +10,7 @@ from torch import Tensor
 from wnfused.kernels.triton import run_conv, run_linear, run_rows
 from wnfused.ops import known_norms
 from wnfused.ops.reference import Gradients
+from wnfused.ops.torch_backend import laid_out_like
 
 Dim = int | None
 Operator = TypeVar("Operator", bound=Callable[..., Any])
@@ -28,17 +29,10 @@ def _on_its_device(operator: Operator) -> Operator:
     return launch  # type: ignore[return-value]
 
 
-def _like(t: Tensor | None, like: Tensor) -> Any:
-    """t, laid out in memory as its parameter is."""
-    if t is None or t.stride() == like.stride():
-        return t
-    return torch.empty_like(like, dtype=t.dtype).copy_(t)
-
-
 @_on_its_device
 def weight_norm(v: Tensor, g: Tensor, dim: Dim, eps: float) -> tuple[Tensor, Tensor]:
     norms = run_rows.row_norms(v, g, dim, eps)
-    return _like(run_rows.normalized(v, g, norms, dim, v.dtype), v), norms
+    return laid_out_like(run_rows.normalized(v, g, norms, dim, v.dtype), v), norms
 
 
 @_on_its_device
@@ -48,7 +42,7 @@ def weight_norm_backward(
     ordered = run_rows.in_memory_order(v, dim)
     dw = torch.empty_like(ordered, dtype=dw.dtype).copy_(dw)  # projected in place, and the caller's stays
     dv, dg = run_rows.project(dw, v, g, norms, dim, mask[0], mask[1])
-    return _like(dv, v), dg
+    return laid_out_like(dv, v), dg
 
 
 @_on_its_device
@@ -64,7 +58,7 @@ def linear_backward(
     mask: list[bool],
 ) -> Gradients:  # fmt: skip
     dx, dv, dg, db = run_linear.backward(dy, x, v, g, norms, y, dim, biased, mask)
-    return dx, _like(dv, v), dg, db
+    return dx, laid_out_like(dv, v), dg, db
 
 
 @_on_its_device
@@ -84,4 +78,4 @@ def convolution_backward(
 ) -> Gradients:  # fmt: skip
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     dx, dv, dg, db = run_conv.backward(dy, x, v, g, norms, y, geometry, dim, mask)
-    return _like(dx, x), _like(dv, v), dg, db
+    return laid_out_like(dx, x), laid_out_like(dv, v), dg, db

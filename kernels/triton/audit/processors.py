@@ -1,8 +1,8 @@
 """Nominal figures of the GPUs the targets stand for: what a processor does per cycle, and the machine's peaks.
 
 Rates are per streaming multiprocessor (compute unit) and cycle. Bandwidths and 16-bit rates are nominal dense peaks and
-clocks are chosen to agree with them. Assumed, not published: warp-wide MMA runs at A100's rate on sm_90 and sm_100, and
-gfx942 issues one instruction per SIMD and cycle.
+clocks are chosen to agree with them; none was checked against a data sheet. Assumed, not published: warp-wide MMA runs
+at A100's rate on sm_90 and sm_100, and gfx942 issues one instruction per SIMD and cycle.
 """
 
 from dataclasses import dataclass

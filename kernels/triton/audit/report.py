@@ -128,7 +128,8 @@ def _roofline_head(targets: tuple[str, ...]) -> str:
     peaks = "; ".join(
         f"{p.gpu} {p.bandwidth:.0f} GB/s, {p.tflops} TFLOP/s, cache {p.l2} MB" for p in _processors(targets)
     )
-    return f"Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time. Nominal peaks, not checked against data sheets: {peaks}."
+    what = "Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time."
+    return f"{what} Nominal peaks, not checked against data sheets: {peaks}."
 
 
 def _processors(targets: tuple[str, ...]) -> list:

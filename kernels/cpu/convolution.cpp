@@ -1,6 +1,5 @@
-// Convolutions: torch's own kernels do the sums; the gain goes to whichever is smallest of the weight, the output and,
-// where the norm runs along the input channels, the input.
-#include <ATen/Context.h>
+// Convolutions: those of direct.h where they apply; elsewhere torch's own kernels do the sums, and the gain goes to whichever
+// is smallest of the weight, the output and, where the norm runs along the input channels, the input.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/convolution.h>
@@ -14,7 +13,7 @@
 #include <array>
 #include <vector>
 
-#include "channels_last.h"
+#include "direct.h"
 #include "kernels.h"
 #include "row.h"
 #include "weight_norm.h"
@@ -226,54 +225,6 @@ Tensor bias_gradient(const Tensor& dy) {
   return dy.sum(dims, false, at::toOpMathType(dy.scalar_type()));
 }
 
-// Convolutions of contiguous float signals and images run channels-last inside (channels_last.h).
-bool channels_last_inside(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim) {
-  const auto is_float = [](const Tensor& t) { return t.scalar_type() == at::kFloat; };
-  return dim == Dim(0) && !geometry.transposed && geometry.groups == 1 && (x.dim() == 3 || x.dim() == 4) && x.size(1) > 1 &&
-         is_float(x) && is_float(v) && is_float(g) && x.numel() > 0 && v.numel() > 0 && x.is_contiguous() &&
-         v.is_contiguous() && at::globalContext().userEnabledMkldnn();
-}
-
-// A signal is an image one row high: so are its weight and its geometry.
-Tensor as_image(const Tensor& t) { return t.dim() == 3 ? t.unsqueeze(2) : t; }
-
-struct ImageGeometry {
-  std::array<int64_t, 2> stride, padding, dilation, output_padding{0, 0};
-
-  explicit ImageGeometry(const Geometry& g)
-      : stride{first(g.stride, 1), g.stride.back()},
-        padding{first(g.padding, 0), g.padding.back()},
-        dilation{first(g.dilation, 1), g.dilation.back()} {}
-
-  static int64_t first(at::IntArrayRef sizes, int64_t flat) { return sizes.size() == 1 ? flat : sizes[0]; }
-  Geometry get() const { return {stride, padding, dilation, false, output_padding, 1}; }
-};
-
-std::tuple<Tensor, Tensor> convolution_channels_last(const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& bias,
-                                                     const Geometry& geometry, double eps, bool relu) {
-  const ChannelsLast in = channels_last_forward(as_image(x), as_image(v), g, eps);
-  const Tensor y = convolve(in.x, in.w, bias, ImageGeometry(geometry).get());
-  const Tensor back = to_contiguous(y.contiguous(at::MemoryFormat::ChannelsLast), relu);
-  return {x.dim() == 3 ? back.squeeze(2) : back, in.norms};
-}
-
-Gradients convolution_backward_channels_last(const Tensor& dy_any, const Tensor& x, const Tensor& v, const Tensor& g,
-                                             const Tensor& norms, const Geometry& geometry, std::array<bool, 4> mask) {
-  const bool want_dw = mask[1] || mask[2];
-  Tensor dy = as_image(dy_any), dv, dg;
-  if (!dy.is_contiguous(at::MemoryFormat::ChannelsLast)) dy = dy.contiguous();
-  const ChannelsLast in = channels_last_backward(dy, as_image(x), as_image(v), g, norms, want_dw, mask[0]);
-  auto [dx, dw, db] =
-      convolve_backward(in.dy, in.x, in.w, ImageGeometry(geometry).get(), {mask[0], want_dw, want_dw && mask[3]});
-  if (mask[0]) dx = to_contiguous(dx.contiguous(at::MemoryFormat::ChannelsLast), false).view(x.sizes());
-  if (want_dw) {
-    dw = dw.contiguous(at::MemoryFormat::ChannelsLast);
-    std::tie(dv, dg) = project_channels_last(dw, v, g, norms, mask[1], mask[2]);
-  }
-  if (mask[3] && !db.defined()) db = bias_gradient(dy_any);
-  return {dx, dv, dg, db};
-}
-
 }  // namespace
 
 std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias_any,
@@ -281,8 +232,12 @@ std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const T
   Tensor bias = bias_any.has_value() && bias_any->defined() ? *bias_any : Tensor();
   const auto shape = output_shape(x, v, geometry);
   const Side side = choose(x, v, g, c10::multiply_integers(shape), geometry, dim);
+  const bool direct = is_direct(x, v, g, geometry, dim);
   Tensor y, norms;
-  if (side != Side::kWeight) norms = row_norms(v, g, dim, eps);
+  if (direct || side != Side::kWeight) norms = row_norms(v, g, dim, eps);
+  if (direct && all_moderate(norms)) {
+    return {direct_convolution(x, v, g, norms, bias.defined() ? bias.to(x.scalar_type()) : bias, geometry, relu), norms};
+  }
   if (side == Side::kOutput && all_moderate(norms)) {
     y = as_matmul(x, v, geometry) ? matmul_convolve(x, v, geometry, shape)
                                   : in_order(convolve(x, v, Tensor(), geometry));
@@ -290,9 +245,6 @@ std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const T
     return {y, norms};
   }
   if (bias.defined()) bias = bias.to(x.scalar_type());
-  if (side == Side::kWeight && channels_last_inside(x, v, g, geometry, dim)) {
-    return convolution_channels_last(x, v, g, bias, geometry, eps, relu);
-  }
   if (side == Side::kInput && all_moderate(norms)) {
     y = convolve(scaled(x, g, norms), v, bias, geometry);
   } else {
@@ -309,11 +261,13 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
   Tensor dy = dy_any;
   if (y.has_value() && y->defined()) dy = at::threshold_backward(dy, *y, 0);
   const bool want_dw = mask[1] || mask[2], want_db = mask[3];
+  if ((mask[0] || want_dw) && is_direct(x, v, g, geometry, dim) && all_moderate(norms)) {
+    auto gradients = direct_convolution_backward(dy, x, v, g, norms, geometry, mask);
+    if (want_db && !want_dw) std::get<3>(gradients) = bias_gradient(dy);
+    return gradients;
+  }
   Side side = choose(x, v, g, dy.numel(), geometry, dim);
   if (side != Side::kWeight && !all_moderate(norms)) side = Side::kWeight;
-  if (side == Side::kWeight && (mask[0] || want_dw) && channels_last_inside(x, v, g, geometry, dim)) {
-    return convolution_backward_channels_last(dy, x, v, g, norms, geometry, mask);
-  }
   // Torch sums the bias gradient beside dw for free, but in dy's own type.
   const bool db_beside_dw = want_db && want_dw && dy.scalar_type() == at::toOpMathType(dy.scalar_type());
   Tensor dx, dw, dv, dg, db;

@@ -1,0 +1,96 @@
+// What the two halves of the direct convolutions share: the shape, the gain of each channel, and a thread's memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "row.h"
+
+namespace wnfused {
+
+constexpr int64_t kChain = 256;  // products added up in a row before the sum goes to memory: longer ones lose digits
+constexpr int64_t kGroup = 1 << 19;  // floats of copies that a group of images may take: they should stay in cache
+
+// A convolution of images [channels, height, width] with `rows` filters of [channels, kernel_h, kernel_w], stride 1.
+// A signal is an image one row high.
+struct Shape {
+  int64_t batch, channels, height, width, rows, kernel_h, kernel_w, pad_h, pad_w, dilation_h, dilation_w;
+
+  int64_t reach_h() const { return (kernel_h - 1) * dilation_h; }
+  int64_t reach_w() const { return (kernel_w - 1) * dilation_w; }
+  int64_t out_h() const { return height + 2 * pad_h - reach_h(); }
+  int64_t out_w() const { return width + 2 * pad_w - reach_w(); }
+  int64_t pixels() const { return height * width; }
+  int64_t out_pixels() const { return out_h() * out_w(); }
+  int64_t taps() const { return kernel_h * kernel_w; }
+
+  // The convolution that gives dx from dy: channels exchanged, the filters turned by half a turn.
+  Shape transposed() const {
+    return {batch,      rows,      out_h(), out_w(), channels, kernel_h, kernel_w, reach_h() - pad_h, reach_w() - pad_w,
+            dilation_h, dilation_w};
+  }
+};
+
+inline Shape shape_of(const Tensor& x, const Tensor& v, const Geometry& g) {
+  const bool flat = x.dim() == 3;
+  const auto first = [&](at::IntArrayRef sizes, int64_t height) { return flat ? height : sizes[0]; };
+  return {x.size(0),
+          x.size(1),
+          flat ? 1 : x.size(2),
+          x.size(-1),
+          v.size(0),
+          flat ? 1 : v.size(2),
+          v.size(-1),
+          first(g.padding, 0),
+          g.padding.back(),
+          first(g.dilation, 1),
+          g.dilation.back()};
+}
+
+inline std::vector<float> scales_of(const Tensor& g, const Tensor& norms) {
+  const Tensor gains = g.contiguous();
+  const float *gp = gains.const_data_ptr<float>(), *n = norms.const_data_ptr<float>();
+  std::vector<float> s(norms.numel());
+  for (size_t r = 0; r < s.size(); ++r) s[r] = over(gp[r], n[r]);
+  return s;
+}
+
+// Memory of a thread that is kept from call to call, since fresh pages for every call would cost more than their
+// filling; larger blocks come and go.
+enum Place { kCopies, kPanels, kSums, kRows, kPlaces };
+constexpr int64_t kKept = 1 << 22;  // floats, in each place
+
+struct Free {
+  bool owned;
+  void operator()(float* p) const {
+    if (owned) std::free(p);
+  }
+};
+using Memory = std::unique_ptr<float[], Free>;
+
+inline Memory allocate(int64_t size) {
+  constexpr size_t line = 64;  // a load that starts with a cache line does not cross one
+  void* p = std::aligned_alloc(line, (size * sizeof(float) + line - 1) / line * line);
+  TORCH_CHECK(p, "wnfused: no memory for a convolution's copies (", size, " floats)");
+  return Memory(static_cast<float*>(p), Free{true});
+}
+
+inline Memory borrow(Place place, int64_t size) {
+  if (size > kKept) return allocate(size);
+  struct Block {
+    Memory memory;
+    int64_t size = 0;
+  };
+  thread_local std::array<Block, kPlaces> blocks;
+  Block& block = blocks[place];
+  if (block.size < size) block = {allocate(size), size};
+  return Memory(block.memory.get(), Free{false});
+}
+
+}  // namespace wnfused

@@ -1,0 +1,19 @@
+// The weight gradient of the direct convolutions, and what becomes of it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+
+#include "direct_shape.h"
+
+namespace wnfused {
+
+struct WeightGradients {  // undefined where the mask (dx, dv, dg, db) says no
+  Tensor dv, dg, db;
+};
+
+WeightGradients weight_gradients(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g,
+                                 const Tensor& norms, const Shape& s, std::array<bool, 4> mask);
+
+}  // namespace wnfused

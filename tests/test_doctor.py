@@ -10,6 +10,7 @@ from torch import nn
 import wnfused
 from wnfused import cli
 from wnfused.diagnostics import doctor
+from wnfused.init.normalized import find_layers
 
 
 @pytest.fixture
@@ -62,9 +63,9 @@ def test_dead_rows_and_dtypes() -> None:
     with torch.no_grad():
         model[0].weight_v[1] = 0.0
         model[0].weight_g[2] = 0.0
-    assert doctor._dead_rows(model) == "0: 1 rows with v = 0, 1 with g = 0, of 3"
-    assert "1: weights in torch.bfloat16" in doctor._problems(model, torch.randn(2, 4))
-    assert doctor._fusing(model) == "nothing: no layer is under torch's weight_norm"
+    assert doctor._dead_rows(find_layers("test", model)[0]) == "0: 1 rows with v = 0, 1 with g = 0, of 3"
+    assert "1: weights in torch.bfloat16" in doctor._problems(find_layers("test", model)[0], torch.randn(2, 4))
+    assert doctor._fusing(model, find_layers("test", model)[0]) == "nothing: no layer is under torch's weight_norm"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from wnfused import WNConv1d, WNConv2d, WNConvTranspose1d, WNLinear
 from wnfused.init.explain import explain
-from wnfused.init.graph_ops import activation_gamma
+from wnfused.init.activations import activation_gamma
 from wnfused.init.roles import Role, RolesUnknown, infer_roles
 from wnfused.models import CNN, MLP, WRN, ResNet
 

@@ -1,6 +1,7 @@
 """Bad input of every scheme: a clear error, and the model as it was."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,18 +9,29 @@ from init_cases import (
     BATCH,
     Residual,
     apis,
-    assert_same,
     normalize,
     role,
     seeded,
-    state,
 )
 from torch import nn
 
 import wnfused
-from wnfused.init import data_dependent_, hanin_, he_, robust_, robust_layer_, torch_default_
+from wnfused.init import (
+    RolesUnknown,
+    data_dependent_,
+    explain,
+    hanin_,
+    he_,
+    infer_roles,
+    robust_,
+    robust_layer_,
+    torch_default_,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated"),
+    pytest.mark.filterwarnings("ignore:Initializing zero-element tensors"),
+]
 
 
 class Unreached(nn.Module):
@@ -49,6 +61,8 @@ class Constant(nn.Module):
 X = torch.randn(5, 3, generator=seeded(9))
 NAN = X.clone()
 NAN[2, 1] = math.nan
+WRONG = torch.randn(5, 7)
+MISFIT = r"the model does not run on it \(shape \[5, 7\]\)"
 PLAIN = lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU())  # noqa: E731
 NO_LAYERS = "model: expected weight-normalized layers, found none in Sequential"
 EMPTY = lambda: nn.Sequential(wnfused.WNLinear(3, 3), wnfused.WNLinear(0, 4))  # noqa: E731
@@ -94,31 +108,71 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (mlp, lambda m: data_dependent_(m, X, distribution="x"), "data_dependent_: distribution"),
         (Constant, lambda m: data_dependent_(m, torch.randn(4, 2, 5)), "layer 'second': channel 0 is constant"),
         (Unreached, lambda m: data_dependent_(m, X), "the forward pass of the batch does not reach 'unused'"),
+        (mlp, lambda m: data_dependent_(m, WRONG), rf"data_dependent_: batch: {MISFIT}: ValueError: wn_linear: x"),
+        *[
+            (build, lambda m, call=call, x=x: call(m, x), f"infer_roles: {message}")
+            for call in (robust_, hanin_, explain, infer_roles)
+            for build, x, message in ((mlp, WRONG, rf"example_input: {MISFIT}"), (Unreached, X, "'unused': not called"))
+        ],
+        (PLAIN, lambda m: explain(m, X), f"explain: {NO_LAYERS}"),
+        (PLAIN, lambda m: infer_roles(m, X), f"infer_roles: {NO_LAYERS}"),
     ],
 )
 def test_errors_leave_the_model_as_it_was(build, call, message):
-    model = build()
-    before = state(model)
+    model = used(build())
+    before, batch = everything(model), X.clone()
     with pytest.raises(ValueError, match=message):
         call(model)
-    assert_same(model, before)
-    assert not any(m._forward_pre_hooks for m in model.modules())
+    assert everything(model) == before
+    assert torch.equal(batch, X)
+
+
+def used(model: nn.Module) -> nn.Module:
+    """Not as it came from its constructor: modes, flags, gradients and a hook that must be there afterwards as well."""
+    first = next(model.children())
+    first.eval()
+    first.register_forward_hook(lambda *_: None)
+    parameters = list(model.parameters())
+    parameters[0].requires_grad_(False)
+    parameters[1].grad = torch.ones_like(parameters[1])
+    return model
+
+
+def everything(model: nn.Module) -> list[Any]:
+    """All there is to a model, bit for bit, in a form that can be compared."""
+
+    def form(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return (
+                id(value),
+                value.requires_grad,
+                value.detach().numpy().tobytes(),
+                form(value.grad if value.is_leaf else 0),
+            )
+        return {k: form(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return [form(module.__dict__) for module in model.modules()]
 
 
 @apis
-def test_an_error_half_way_puts_everything_back(api):
-    model = normalize(Residual(), api)
+@pytest.mark.parametrize("how", ["interrupted", "wrong shape"])
+def test_an_error_half_way_puts_everything_back(api, how):
+    model = used(normalize(Residual(), api))
     model(BATCH)
-    before, weight = state(model), model.stem.weight.detach().clone()
+    stop = KeyboardInterrupt() if how == "interrupted" else RuntimeError("not with me")
 
-    def stop(*_):
-        raise KeyboardInterrupt
+    def hook(*_):
+        raise stop
 
-    model.head.register_forward_pre_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
+    model.head.register_forward_pre_hook(hook)
+    before = everything(model)
+    with pytest.raises(KeyboardInterrupt if how == "interrupted" else ValueError, match="^$|batch: .*: not with me"):
         data_dependent_(model, BATCH)
-    assert_same(model, before)
-    assert torch.equal(model.stem.weight, weight)
+    assert everything(model) == before
+    if how == "wrong shape":
+        with pytest.raises(RolesUnknown, match="example_input: .*: not with me"):
+            robust_(model, BATCH)
+        assert everything(model) == before
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from init_cases import APIS, BATCH, SCHEMES, Residual, assert_same, normalize, role, schemes, seeded, state
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -128,3 +129,28 @@ def test_hanin_shrinks_along_each_stage():
     ours = WRN(blocks=3)
     robust_(ours, roles=wrn_roles(ours, 3))
     torch.testing.assert_close(ours.stages[2][2].branch[1].weight_g.mean(), torch.tensor(math.sqrt(1 / 3)))
+
+
+class Nested(nn.Module):
+    """Two inner blocks and a last layer in the branch, which ends in two layers side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(wnfused.WNLinear(8, 8) for _ in range(2))
+        self.left, self.right = wnfused.WNLinear(8, 4), wnfused.WNLinear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x
+        for layer in self.inner:
+            h = h + layer(F.relu(h))
+        return x + torch.cat([self.left(h), self.right(h)], 1)
+
+
+def test_hanin_counts_blocks_and_not_layers():
+    model = nn.Sequential(*(Nested() for _ in range(3)))
+    hanin_(model, torch.randn(2, 8))
+    for b, block in enumerate(model, start=1):
+        for layer, gain in ((block.left, 0.9**b * 2**0.5), (block.right, 0.9**b * 2**0.5)):
+            torch.testing.assert_close(layer.weight_g.mean(), torch.tensor(gain))
+        for i, layer in enumerate(block.inner, start=1):
+            torch.testing.assert_close(layer.weight_g.mean(), torch.tensor(0.9**i))

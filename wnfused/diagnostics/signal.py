@@ -124,7 +124,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 def _norms(*tensors: Tensor) -> Tensor:
     """One norm a sample, over all the tensors."""
-    return torch.stack([t.detach().flatten(1).double().norm(dim=1) for t in tensors]).norm(dim=0)
+    return torch.stack([t.detach().reshape(len(t), -1).double().norm(dim=1) for t in tensors]).norm(dim=0)
 
 
 def _backward(

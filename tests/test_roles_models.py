@@ -1,5 +1,6 @@
 """Roles in whole networks: this project's, and those of others."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from role_models import IMAGE, Model, X, branches, old_norm
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from wnfused import WNConv1d, WNConvTranspose1d
+from wnfused import WNConv1d, WNConvTranspose1d, apply
 from wnfused.init.roles import infer_roles
 from wnfused.models import CNN, MLP, WRN, ResNet
 
@@ -51,17 +52,33 @@ def test_wide_resnet(k: int) -> None:
     assert "where a residual block forks" in infer_roles(WRN(16, k), IMAGE)["stem"].why
 
 
-@pytest.mark.parametrize("norm", ["hook", "parametrizations"])
-def test_torch_weight_norms_without_fused_relus(norm: str) -> None:
-    """The variant without normalization, under torch's weight norms: separate ReLU modules, none of our layers."""
-    put_on = old_norm if norm == "hook" else parametrizations.weight_norm
-    model = WRN(16, norm="none")
-    for module in list(model.stem.modules()) + list(model.stages.modules()):
-        if isinstance(module, nn.Conv2d):
+NETWORKS: dict[str, Callable[[str], nn.Module]] = {
+    "MLP": lambda norm: MLP(3, 8, inputs=768, norm=norm),
+    "CNN": lambda norm: CNN(3, channels=4, norm=norm),
+    "ResNet": lambda norm: ResNet(14, norm=norm),
+    "bottleneck": lambda norm: ResNet(20, bottleneck=True, norm=norm),
+    "WRN": lambda norm: WRN(16, norm=norm),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("put_on", [old_norm, parametrizations.weight_norm, apply], ids=["hook", "new", "ours"])
+def test_networks_without_fused_relus(name: str, put_on: Callable[[nn.Module], Any]) -> None:
+    """The variant without normalization, weight-normalized by anyone: its ReLUs are modules of their own."""
+    model = NETWORKS[name]("none")
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear) and module is not model.head:
             put_on(module)
-    roles = infer_roles(model, IMAGE)
-    ours = infer_roles(WRN(16), IMAGE)
+    roles, ours = infer_roles(model, IMAGE), infer_roles(NETWORKS[name]("weight"), IMAGE)
     assert [(role.kind, role.gamma) for role in roles.values()] == [(role.kind, role.gamma) for role in ours.values()]
+
+
+def test_networks_with_batch_norm() -> None:
+    """Where a batch norm follows a layer, its gain does not matter, and the role says so."""
+    model = ResNet(14, norm="batch")
+    apply(model.stages)
+    roles = infer_roles(model, IMAGE)
+    assert len(roles) == 14 and all(r.kind == "other" and "BatchNorm2d) rescales" in r.why for r in roles.values())
 
 
 def test_vocoder() -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from init_cases import APIS, LAYERS, apis, layers, normalize, rows, seeded
@@ -22,6 +23,7 @@ def test_gain():
     assert gain(150, 300, 1) == math.sqrt(0.5)
     assert gain(16, 16, 1 / 4) == 0.5
     assert gain(5, 7, 0) == 0
+    assert gain(np.int64(16), np.int32(16), np.float32(0.25)) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ def _layers(model: nn.Module, layers: list[Layer], others: list[str]) -> str:
 
 def _roles(model: nn.Module, example: Tensor, errors: list[ValueError]) -> str:
     try:
-        return explain(model, example, file=io.StringIO()).rstrip()
+        table = explain(model, example, file=io.StringIO()).rstrip()
+        return f"{table}\nγ and g are what wnfused.init.robust_ would give them."
     except ValueError as error:
         errors.append(error)
         return f"not known: {error}"

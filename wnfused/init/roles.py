@@ -124,18 +124,18 @@ class _Reader:
         self._blocks = residual_blocks(graph)
 
     def role(self, layer: nn.Module, call: int) -> Role:
-        ends = list(self._ends(call))
         if getattr(layer, "activation", None) == "relu":
             fused = Role("before_relu", RELU.gamma, "its own fused ReLU follows")
             return self._end_of_branch(call, call, RELU, "its own fused ReLU") or fused
+        ends = list(self._ends(call))
         if not ends:
             return Role("other", 1.0, "nothing uses its output")
         roles = [self._role_at(call, end) for end in ends]
         if len({(role.kind, role.gamma) for role in roles}) == 1:
-            return self._most_telling(call, ends, roles)
+            return self._most_telling(ends, roles)
         return Role("other", 1.0, f"its output goes different ways: {_alternatives(roles)}")
 
-    def _most_telling(self, call: int, ends: list[_End], roles: list[Role]) -> Role:
+    def _most_telling(self, ends: list[_End], roles: list[Role]) -> Role:
         """A fork says more about a layer than the first layer of the branch that starts there."""
         return next((role for end, role in zip(ends, roles, strict=True) if end.node in self._blocks), roles[0])
 

@@ -121,7 +121,7 @@ def test_several_inputs_and_outputs_count_as_one(loss: Callable[[Any], Tensor] |
 
 def test_signals_that_are_lost_can_be_plotted(tmp_path: Path) -> None:
     model = small_network(torch.float32)
-    for gain in (0.0, 1e30, math.nan):
+    for gain in (0.0, math.nan):
         nn.init.constant_(model[0].weight_g, gain)
         assert signal_report(model, torch.randn(5, 3)).plot(tmp_path / "signal.png").stat().st_size > 5000
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wnfused import checks, torch_norms
+from wnfused.init.normalized import listed
 from wnfused.unchanged import unchanged
 
 Batch = tuple[Tensor, Tensor]
@@ -73,11 +74,11 @@ def _normal(parameter: nn.Parameter, generator: torch.Generator | None) -> Tenso
 
 
 def _warn_of_torch_norms(model: nn.Module) -> None:
-    names = [name or "(the model itself)" for name, module in model.named_modules() if torch_norms.norms_on(module)]
+    names = [name for name, module in model.named_modules() if torch_norms.norms_on(module)]
     if names:
         warnings.warn(
-            f"hessian_norm: model: {len(names)} layers ({names[0]}, …) are under torch's weight_norm, whose double "
-            "backward is wrong, and so will be the value; wnfused.convert(model) first",
+            f"hessian_norm: model: torch's weight_norm, on {listed(names)}, has a wrong double backward, which makes the "
+            "value wrong; wnfused.convert(model) first",
             stacklevel=3,
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from wnfused.init.directions import check_distribution, check_generator, draw
-from wnfused.init.normalized import Layer, Values, layers_of, write
+from wnfused.init.normalized import Layer, Values, layers_of, listed, write
 from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.ops.backends import BackendUnavailable
 from wnfused.weight_normalized import WeightNormalized, gain_of
@@ -65,9 +65,7 @@ def data_dependent_(
         except Exception as error:
             raise ValueError(f"{WHERE}: {does_not_run('batch', batch, error)}") from error
         if missed := [layer.name for layer in layers if layer.name not in seen]:
-            raise ValueError(
-                f"{WHERE}: model: the forward pass of the batch does not reach {', '.join(map(repr, missed))}"
-            )
+            raise ValueError(f"{WHERE}: model: the forward pass of the batch does not reach {listed(missed)}")
 
 
 def _set(

@@ -130,6 +130,12 @@ def layer_of(where: str, module: nn.Module) -> Layer:
     return _layer(f"{where}: layer", "", module)
 
 
+def listed(names: Sequence[str]) -> str:
+    """The first five names."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
+
+
 def _is_layer(module: nn.Module) -> bool:
     if isinstance(module, WeightNormalized):
         return True

@@ -25,7 +25,7 @@ from wnfused.init import graph_ops
 from wnfused.init.activations import RELU, Activation, gamma_at_branch_end
 from wnfused.init.graph import Graph, Node, RolesUnknown, record
 from wnfused.init.graph_residuals import Block, residual_blocks
-from wnfused.init.normalized import normalized_modules
+from wnfused.init.normalized import listed, normalized_modules
 
 __all__ = ["Role", "RolesUnknown", "infer_roles"]
 
@@ -69,7 +69,7 @@ def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     uncalled = [name for name in layers if name not in graph.calls]
     if uncalled:
         raise RolesUnknown(
-            f"infer_roles: {_listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
+            f"infer_roles: {listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
             "role is unknown; pass roles="
         )
     ends = [
@@ -79,14 +79,9 @@ def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     ]
     if ends:
         raise RolesUnknown(
-            f"infer_roles: {_listed(ends)}: the output goes into something whose operations torch does not show (a "
+            f"infer_roles: {listed(ends)}: the output goes into something whose operations torch does not show (a "
             "scripted function, numpy), so the role is unknown; pass roles="
         )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, names[:5])) + more
 
 
 def _of_all_uses(roles: list[Role]) -> Role:

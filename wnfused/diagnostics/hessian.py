@@ -77,8 +77,8 @@ def _warn_of_torch_norms(model: nn.Module) -> None:
     names = [name for name, module in model.named_modules() if torch_norms.norms_on(module)]
     if names:
         warnings.warn(
-            f"hessian_norm: model: torch's weight_norm, on {listed(names)}, has a wrong double backward, which makes the "
-            "value wrong; wnfused.convert(model) first",
+            f"hessian_norm: model: torch's weight_norm, on {listed(names)}, has a wrong double backward, so the value "
+            "will be wrong; wnfused.convert(model) first",
             stacklevel=3,
         )
 

@@ -243,7 +243,7 @@ def test_constant_of_theorem_1_is_one_by_simulation():
     off = []
     for n in range(2, 1001):
         along = torch.randn(rows, dtype=torch.float64)  # a row's component along u; of the others only the norm matters
-        across = torch._standard_gamma(torch.full((rows,), (n - 1) / 2, dtype=torch.float64)) * 2  # χ² of n - 1 squares
+        across = torch.distributions.Chi2(torch.tensor(n - 1.0, dtype=torch.float64)).sample((rows,))
         v = (gain(n, rows, 2) * along / (along.square() + across).sqrt()).relu().square() * rows
         variance = 6 * n / (n + 2) - 1  # the mean of a fourth power of a cosine is 3 / (n (n + 2))
         assert abs(v.mean() - 1) < 5 * math.sqrt(variance / rows), n

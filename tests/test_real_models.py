@@ -1,4 +1,4 @@
-"""convert, fold and state dicts on the weight-normalized models of transformers, built small with random weights."""
+"""convert, fold, state dicts and roles on weight-normalized models of transformers, small and with random weights."""
 
 import copy
 import os
@@ -189,3 +189,56 @@ def test_the_models_own_remove_weight_norm_says_what_is_there():
     wnfused.convert(model)
     with pytest.raises(ValueError, match="weight_norm of 'weight' not found in WNConv1d"):
         model.remove_weight_norm()
+
+
+def roles(make):
+    model, x = build(make)
+    before = wnfused.state_dict(model)
+    found = wnfused.init.infer_roles(model, x)
+    assert list(found) == [name for name in found if name in normalized(model)] and len(found) == len(normalized(model))
+    assert all(torch.equal(v, before[k]) for k, v in wnfused.state_dict(model).items())
+    return found
+
+
+def test_roles_in_hifi_gan():
+    """Towers of two residual blocks with leaky ReLUs, side by side; their sum is no residual sum."""
+    for name, role in roles(hifi_gan).items():
+        expected = ("leaky_relu", 2 / (1 + 0.1**2))
+        if "convs2" in name:
+            expected = ("residual_end", 1 / 2)
+        elif name.startswith("upsampler"):  # its output goes into a leaky ReLU and is where the towers fork
+            expected = ("other", 1.0)
+        elif name == "conv_post":
+            expected = ("tanh", pytest.approx(2.54, abs=0.01))
+        assert (role.kind, role.gamma) == expected, name
+
+
+def test_roles_in_encodec():
+    """Residual units with ELU and a convolution on the shortcut, strided and transposed convolutions between."""
+    found = {name.removeprefix("codec.").removesuffix(".conv"): role for name, role in roles(encodec).items()}
+    for name, role in found.items():
+        last = name.split(".", 3)[-1]
+        expected = {"block.1": "elu", "block.3": "residual_end", "shortcut": "shortcut"}.get(last, "other")
+        assert role.kind == expected, name
+    assert {role.gamma for role in found.values() if role.kind == "residual_end"} == {1.0}  # stages of one
+
+
+def test_roles_in_dac_and_wav2vec2():
+    """DAC's Snake is made of several operations, and no activation by its name: reported. A GELU ends the branch that
+    wav2vec2 adds its positions with."""
+    found = roles(dac)
+    ends = [name for name, role in found.items() if ".res_unit" in name and role.kind == "residual_end"]
+    assert len(ends) == 12 and all(name.endswith("conv2") and found[name].gamma == 1 / 3 for name in ends)
+    assert "sin_" in found["encoder.block.0.res_unit1.conv1"].why
+    (role,) = roles(wav2vec2).values()
+    assert role.kind == "residual_end" and "after gelu" in role.why
+
+
+@pytest.mark.parametrize("make", [encodec, dac, hifi_gan])
+def test_schemes_and_signal(make):
+    model, x = build(make)
+    for scheme in ("robust_", "hanin_", "data_dependent_"):
+        getattr(wnfused.init, scheme)(model, x)
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+    report = wnfused.diagnostics.signal_report(model, x, modules=normalized(model))
+    assert len(report.layers) >= len(normalized(model)) and all(s.forward_mean > 0 for s in report.layers)

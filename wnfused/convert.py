@@ -73,6 +73,20 @@ def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
     ``wnfused.fold`` takes their place.
     """
     checks.module("convert", model)
+    report, plan = plan_of_convert(model, filter)
+    for module, norm, kind in plan:
+        g, v = torch_norms.gain_and_direction(module, norm)
+        assert g is not None
+        assert v is not None
+        torch_norms.take_off(module, norm)
+        become(module, kind, g, v, norm.dim_for(v.ndim))
+    return report
+
+
+def plan_of_convert(
+    model: nn.Module, filter: Filter | None = None
+) -> tuple[ConvertReport, list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]]]:
+    """What ``convert`` would report, and what it would turn into what; nothing is changed."""
     report = ConvertReport()
     plan: list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]] = []
     for name, module in model.named_modules():
@@ -85,13 +99,7 @@ def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
             continue
         report.converted.append(name)
         plan.append((module, norms[0], _counterpart(parametrize.type_before_parametrizations(module))))
-    for module, norm, kind in plan:
-        g, v = torch_norms.gain_and_direction(module, norm)
-        assert g is not None
-        assert v is not None
-        torch_norms.take_off(module, norm)
-        become(module, kind, g, v, norm.dim_for(v.ndim))
-    return report
+    return report, plan
 
 
 def apply(model: nn.Module, filter: Filter | None = None, *, dim: int | None = 0, eps: float = 0.0) -> ConvertReport:

@@ -1,25 +1,23 @@
 """One page on a model's health: roles and gains, signal, dead rows, dtypes and layouts, what fusing would save."""
 
 import ast
-import copy
 import importlib
 import io
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from wnfused import torch_norms
-from wnfused.convert import convert
+from wnfused.convert import plan_of_convert
 from wnfused.diagnostics.signal import signal_report
 from wnfused.init.explain import explain
+from wnfused.init.normalized import Layer, find_layers
 from wnfused.ops.reference import row_norms
 from wnfused.weight_normalized import WeightNormalized
 
 
 class BadModel(ValueError):
-    """The model named on the command line cannot be made; the message says why."""
+    """The model cannot be made, or has nothing to examine; the message says why."""
 
 
 def load(spec: str) -> nn.Module:
@@ -29,12 +27,16 @@ def load(spec: str) -> nn.Module:
         raise BadModel(f"expected package.module:name or package.module:name(arguments), got {spec!r}")
     name, args, kwargs = _call(rest)
     try:
-        found = getattr(importlib.import_module(path), name)
-    except ImportError as error:
-        raise BadModel(f"{path!r} cannot be imported: {error}") from error
-    except AttributeError:
-        raise BadModel(f"{path!r} has no {name!r}") from None
-    model = found if isinstance(found, nn.Module) else found(*args, **kwargs)
+        module = importlib.import_module(path)
+    except Exception as error:  # whatever the user's module raises while it is read
+        raise BadModel(f"{path!r} cannot be imported: {_first_line(error)}") from error
+    if not hasattr(module, name):
+        raise BadModel(f"{path!r} has no {name!r}")
+    found = getattr(module, name)
+    try:
+        model = found if isinstance(found, nn.Module) else found(*args, **kwargs)
+    except Exception as error:
+        raise BadModel(f"{spec!r} cannot be made: {_first_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise BadModel(f"{spec!r} is a {type(model).__name__}, not an nn.Module")
     return model
@@ -53,50 +55,54 @@ def _call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
         raise BadModel(f"expected a name, or a call with literals as arguments, got {text!r}") from None
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def examine(model: nn.Module, example: Tensor) -> str:
-    """The page."""
+    """The page. ``example`` is cast to the weights' device and dtype."""
+    try:
+        layers, others = find_layers("doctor", model)
+    except ValueError as error:
+        raise BadModel(str(error).removeprefix("doctor: ")) from error
+    example = example.to(layers[0].v.device, layers[0].v.dtype)
+    errors: list[ValueError] = []
     sections = [
-        ("Layers", _layers(model)),
-        ("Roles and gains", _roles(model, example)),
-        ("Signal", _signal(model, example)),
-        ("Dead rows", _dead_rows(model)),
-        ("Dtypes and layouts", _problems(model, example)),
-        ("What fusing would save", _fusing(model)),
+        ("Layers", _layers(model, layers, others)),
+        ("Roles and gains", _roles(model, example, errors)),
+        ("Signal", _signal(model, example, layers, errors)),
+        ("Dead rows", _dead_rows(layers)),
+        ("Dtypes and layouts", _problems(layers, example)),
+        ("What fusing would save", _fusing(model, layers)),
     ]
+    if len(errors) == 2:  # neither of the two that run the model could: the example is to blame
+        raise errors[0]
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n{text}" for title, text in sections)
 
 
-def weight_normalized(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor, Tensor, int | None]]:
-    """(name, module, g, v, dim) of every weight-normalized layer, wnfused's and torch's."""
-    for name, module in model.named_modules():
-        if isinstance(module, WeightNormalized):
-            yield name, module, module.weight_g, module.weight_v, module.dim
-            continue
-        for norm in torch_norms.norms_on(module):
-            g, v = torch_norms.gain_and_direction(module, norm)
-            if g is not None and v is not None:
-                yield name, module, g, v, norm.dim_for(v.ndim)
-
-
-def _layers(model: nn.Module) -> str:
-    own = sum(isinstance(m, WeightNormalized) for m in model.modules())
-    torchs = sum(bool(torch_norms.norms_on(m)) for m in model.modules())
+def _layers(model: nn.Module, layers: list[Layer], others: list[str]) -> str:
+    own = sum(isinstance(layer.module, WeightNormalized) for layer in layers)
     parameters = sum(p.numel() for p in model.parameters())
-    return f"{own} wnfused layers, {torchs} under torch's weight_norm, {parameters:,} parameters in all"
+    counts = f"{own} wnfused layers, {len(layers) - own} under torch's weight_norm, {parameters:,} parameters in all"
+    return counts + "".join(f"\nnot examined: {other}" for other in others)
 
 
-def _roles(model: nn.Module, example: Tensor) -> str:
+def _roles(model: nn.Module, example: Tensor, errors: list[ValueError]) -> str:
     try:
-        return explain(model, example, file=io.StringIO()).rstrip()
+        table = explain(model, example, file=io.StringIO()).rstrip()
+        return f"{table}\nγ and g are what wnfused.init.robust_ would give them."
     except ValueError as error:
+        errors.append(error)
         return f"not known: {error}"
 
 
-def _signal(model: nn.Module, example: Tensor) -> str:
-    names = [name for name, *_ in weight_normalized(model)]
-    if not names:
-        return "no weight-normalized layers"
-    report = signal_report(model, example, modules=names, generator=torch.Generator().manual_seed(0))
+def _signal(model: nn.Module, example: Tensor, layers: list[Layer], errors: list[ValueError]) -> str:
+    names = [layer.name for layer in layers]
+    try:
+        report = signal_report(model, example, modules=names, generator=torch.Generator().manual_seed(0))
+    except ValueError as error:
+        errors.append(error)
+        return f"not measured: {error}"
     return f"{report.table()}\n{_verdict(report.layers[-1].forward_mean, report.layers[0].backward_mean)}"
 
 
@@ -109,19 +115,20 @@ def _verdict(forward: float, backward: float) -> str:
     )
 
 
-def _dead_rows(model: nn.Module) -> str:
+def _dead_rows(layers: list[Layer]) -> str:
     lines = []
-    for name, _, g, v, dim in weight_normalized(model):
-        zero_v = int((row_norms(v.detach(), dim) == 0).sum())
-        zero_g = int((g.detach() == 0).sum())
+    for layer in layers:
+        zero_v = int((row_norms(layer.v.detach(), layer.dim) == 0).sum())
+        zero_g = int((layer.g.detach() == 0).sum())
         if zero_v or zero_g:
-            lines.append(f"{name}: {zero_v} rows with v = 0, {zero_g} with g = 0, of {g.numel()}")
+            lines.append(f"{layer.name}: {zero_v} rows with v = 0, {zero_g} with g = 0, of {layer.g.numel()}")
     return "\n".join(lines) or "none"
 
 
-def _problems(model: nn.Module, example: Tensor) -> str:
+def _problems(layers: list[Layer], example: Tensor) -> str:
     lines = []
-    for name, _, g, v, _ in weight_normalized(model):
+    for layer in layers:
+        name, g, v = layer.name, layer.g, layer.v
         if v.dtype in (torch.float16, torch.bfloat16):
             lines.append(f"{name}: weights in {v.dtype}: small updates round away; train in float32 under autocast")
         if g.dtype != v.dtype:
@@ -135,15 +142,12 @@ def _problems(model: nn.Module, example: Tensor) -> str:
     return "\n".join(lines) or "none"
 
 
-def _fusing(model: nn.Module) -> str:
-    """What convert would do, tried on a copy; and the bytes torch's norms write on every forward."""
-    report = convert(copy.deepcopy(model))
-    kept = sum(
-        v.numel() * v.element_size()
-        for _, m, _, v, _ in weight_normalized(model)
-        if not isinstance(m, WeightNormalized)
-    )
+def _fusing(model: nn.Module, layers: list[Layer]) -> str:
+    """What convert would do; and the bytes torch's norms write on every forward."""
+    report, _ = plan_of_convert(model)
     if not report.converted and not report.skipped:
         return "nothing: no layer is under torch's weight_norm"
-    saved = f"a second copy of the weights, {kept / 1e6:.1f} MB written on every forward and kept for backward"
-    return f"wnfused.convert: {report}\nsaves {saved}"
+    fused = set(report.converted)
+    copies = sum(layer.v.numel() * layer.v.element_size() for layer in layers if layer.name in fused)
+    saved = f"a second copy of the weights, {copies / 1e6:.1f} MB written on every forward and kept for backward"
+    return f"wnfused.convert would say: {report}\nand save {saved}"

@@ -17,6 +17,20 @@ def _figure(**options: Any) -> Any:
     return figure
 
 
+def _ratio_axis(panel: Any) -> None:
+    """A logarithmic axis around 1, of at least a factor of 4, with labels that also fit a short one: 0.5, 1, 2, 5."""
+    from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, StrMethodFormatter
+
+    panel.set_yscale("log")
+    low, high = panel.get_ylim()
+    low, high = min(low, 0.5), max(high, 2.0)
+    panel.set_ylim(low, high)
+    short = high / low < 1e3
+    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,)))
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}") if short else LogFormatterMathtext())
+    panel.yaxis.set_minor_formatter(NullFormatter())
+
+
 def signal(forward: Curve, backward: Curve, path: Path) -> Path:
     """Two panels over depth on a logarithmic axis: activations and gradients."""
     figure = _figure(figsize=(8.0, 3.2), dpi=150)
@@ -30,7 +44,9 @@ def signal(forward: Curve, backward: Curve, path: Path) -> Path:
         lower = [max(mean - std, mean * 1e-2) for mean, std in curve]  # a band that reaches zero has no logarithm
         panel.fill_between(layers, lower, [mean + std for mean, std in curve], color="#1f5fa8", alpha=0.2, linewidth=0)
         panel.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
-        panel.set(yscale="log", title=title, xlabel="layer")
+        panel.set(title=title, xlabel="layer")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        _ratio_axis(panel)
         panel.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -4,12 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from wnfused import checks
 from wnfused.diagnostics import plots
-from wnfused.diagnostics.state import unchanged
+from wnfused.model_io import arguments, does_not_run, tensors_in
+from wnfused.ops.backends import BackendUnavailable
+from wnfused.unchanged import unchanged
 
 
 @dataclass(frozen=True)
@@ -49,53 +53,93 @@ class SignalReport:
 
 def signal_report(
     model: nn.Module,
-    x: Tensor,
+    x: Any,
     *,
-    loss_fn: Callable[[Tensor], Tensor] | None = None,
+    loss_fn: Callable[[Any], Tensor] | None = None,
     modules: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> SignalReport:
-    """Norms of activations and of their gradients at every leaf module's output, or at those of the named ``modules``.
+    """Norms of activations and of their gradients at every layer's output, or at those of the named ``modules``.
 
-    ``x`` is a batch, its first dimension the samples; a norm is that of one sample's whole tensor. ``loss_fn`` takes
-    the model's output; by default the gradient at the output is random, one normal vector a sample. The model, its
-    gradients, buffers and mode stay as they were.
+    ``x`` is the model's input: a tensor, a tuple of arguments or a dict of keyword arguments, the first dimension of
+    each tensor the samples. A norm is that of one sample's whole tensor; several inputs, or outputs, count as one.
+    ``loss_fn`` takes the model's output; by default the gradient at the output is random, one normal vector a sample.
+    The model runs in the mode it is in, and it, its gradients and buffers stay as they were.
     """
-    if x.ndim < 2 or len(x) == 0:
-        raise ValueError(f"signal_report: x: expected a batch of at least one sample, got shape {tuple(x.shape)}")
+    checks.module("signal_report", model)
     watched = _watched(model, modules)
-    with unchanged(model), _recording(watched, len(x)) as records, torch.enable_grad():
-        y = model(x.detach().requires_grad_(x.is_floating_point()))
-        if not isinstance(y, Tensor):
-            raise TypeError(f"signal_report: model: expected one tensor as output, got {type(y).__name__}")
-        error = _gradient_at(y, loss_fn, generator)
-        torch.autograd.backward(y, error)
+    args, kwargs = arguments(x)
+    inputs = list(tensors_in((args, kwargs)))
+    samples = _samples(x, inputs)
+    input_norms = _norms(*(t for t in inputs if t.shape[:1] == (samples,)))
+    args, kwargs = _with_gradient(args), _with_gradient(kwargs)
+    with unchanged(model), _recording(watched, samples) as records, torch.enable_grad():
+        try:
+            result = model(*args, **kwargs)
+        except BackendUnavailable:
+            raise
+        except Exception as error:
+            raise ValueError(f"signal_report: {does_not_run('x', x, error)}") from error
+        outputs = [t for t in tensors_in(result) if t.is_floating_point() and t.shape[:1] == (samples,)]
+        if not outputs:
+            raise ValueError(f"signal_report: model: expected an output for each of {samples} samples, got none")
+        errors = _backward(result, outputs, loss_fn, generator)
     if not records:
-        raise ValueError("signal_report: modules: none of them ran on this input")
-    return SignalReport(tuple(record.signal(_norms(x), _norms(error)) for record in records))
+        raise ValueError("signal_report: modules: none of them gave an output for each sample of this input")
+    return SignalReport(tuple(record.signal(input_norms, _norms(*errors)) for record in records))
+
+
+def _samples(x: Any, tensors: list[Tensor]) -> int:
+    if not tensors or tensors[0].ndim < 2 or len(tensors[0]) == 0:
+        got = f"shape {tuple(tensors[0].shape)}" if tensors else type(x).__name__
+        raise ValueError(f"signal_report: x: expected a batch of at least one sample, got {got}")
+    return len(tensors[0])
+
+
+def _with_gradient(value: Any) -> Any:
+    """The tensors among the arguments require a gradient, and are no leaves: a model may write into its input."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.requires_grad_().clone()
+    if isinstance(value, tuple):
+        return tuple(map(_with_gradient, value))
+    return {key: _with_gradient(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _watched(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Module]:
     every = dict(model.named_modules(remove_duplicate=names is None))
     if names is None:
-        return {name or "(model)": m for name, m in every.items() if not any(True for _ in m.children())}
+        return {
+            name or "(model)": m for name, m in every.items() if _is_leaf(m) and ".parametrizations." not in f".{name}."
+        }
     unknown = [name for name in names if name not in every]
     if unknown:
         raise ValueError(f"signal_report: modules: the model has no module named {unknown[0]!r}")
     return {name: every[name] for name in names}
 
 
-def _norms(t: Tensor) -> Tensor:
-    """One norm a sample."""
-    return t.detach().flatten(1).double().norm(dim=1)
+def _is_leaf(module: nn.Module) -> bool:
+    """A layer under torch's parametrized weight norm has children, but none that the signal goes through."""
+    return all(name == "parametrizations" for name, _ in module.named_children())
 
 
-def _gradient_at(y: Tensor, loss_fn: Callable[[Tensor], Tensor] | None, generator: torch.Generator | None) -> Tensor:
+def _norms(*tensors: Tensor) -> Tensor:
+    """One norm a sample, over all the tensors."""
+    return torch.stack([t.detach().reshape(len(t), -1).double().norm(dim=1) for t in tensors]).norm(dim=0)
+
+
+def _backward(
+    result: Any, outputs: list[Tensor], loss_fn: Callable[[Any], Tensor] | None, generator: torch.Generator | None
+) -> list[Tensor]:
+    """Run backward from a random gradient, or from the loss; returns the gradient at each output."""
     if loss_fn is None:
-        return torch.randn(y.shape, generator=generator, device=y.device, dtype=torch.float32).to(y.dtype)
-    leaf = y.detach().requires_grad_()
-    (error,) = torch.autograd.grad(loss_fn(leaf), leaf)
-    return error
+        errors = [torch.randn(y.shape, generator=generator, device=y.device).to(y.dtype) for y in outputs]
+        pairs = [pair for pair in zip(outputs, errors, strict=True) if pair[0].requires_grad]
+        torch.autograd.backward([y for y, _ in pairs], [error for _, error in pairs])
+        return errors
+    loss = loss_fn(result)
+    gradients = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+    torch.autograd.backward(loss)
+    return [torch.zeros_like(y) if g is None else g for y, g in zip(outputs, gradients, strict=True)]
 
 
 @dataclass

@@ -4,7 +4,7 @@ The forward pass itself visits the layers in the order in which they run, so a h
 an input that all earlier layers, and the other branches of a sum, have already been set for.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,10 +13,16 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from wnfused.init.directions import check_distribution, check_generator, draw
-from wnfused.init.normalized import Layer, Values, layers_of, write
+from wnfused.init.normalized import Layer, Values, layers_of, listed, write
+from wnfused.model_io import arguments, does_not_run, tensors_in
+from wnfused.ops.backends import BackendUnavailable
 from wnfused.weight_normalized import WeightNormalized, gain_of
 
 WHERE = "data_dependent_"
+
+
+class BadBatch(ValueError):
+    """The batch does not determine the layers' gains; the message says why."""
 
 
 def data_dependent_(
@@ -37,8 +43,8 @@ def data_dependent_(
     layers = layers_of(WHERE, model)
     check_distribution(WHERE, distribution)
     check_generator(WHERE, generator)
-    args, kwargs = _arguments(batch)
-    _check_batch([*args, *kwargs.values()])
+    args, kwargs = arguments(batch)
+    _check_batch(list(tensors_in((args, kwargs))))
     seen: set[str] = set()
 
     def set_before_first_call(layer: Layer) -> Any:
@@ -52,11 +58,14 @@ def data_dependent_(
     with torch.no_grad(), _restored(model, layers), ExitStack() as hooks:
         for layer in layers:
             hooks.enter_context(layer.module.register_forward_pre_hook(set_before_first_call(layer), with_kwargs=True))
-        model(*args, **kwargs)
+        try:
+            model(*args, **kwargs)
+        except (BadBatch, BackendUnavailable):
+            raise
+        except Exception as error:
+            raise ValueError(f"{WHERE}: {does_not_run('batch', batch, error)}") from error
         if missed := [layer.name for layer in layers if layer.name not in seen]:
-            raise ValueError(
-                f"{WHERE}: model: the forward pass of the batch does not reach {', '.join(map(repr, missed))}"
-            )
+            raise ValueError(f"{WHERE}: model: the forward pass of the batch does not reach {listed(missed)}")
 
 
 def _set(
@@ -97,7 +106,7 @@ def _preactivation(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _statistics(layer: Layer, y: Tensor) -> tuple[Tensor, Tensor]:
     if y.shape[1] == 0 or not torch.isfinite(y).all():
         what = "nothing" if y.shape[1] == 0 else "NaN or infinity"
-        raise ValueError(f"{WHERE}: batch: layer {layer.name!r} gives {what} for it")
+        raise BadBatch(f"{WHERE}: batch: layer {layer.name!r} gives {what} for it")
     variance, mean = torch.var_mean(y, dim=1, correction=0)
     std = variance.sqrt()
     # Rounding alone gives a constant channel a spread of about eps.
@@ -105,29 +114,22 @@ def _statistics(layer: Layer, y: Tensor) -> tuple[Tensor, Tensor]:
     if constant.any():
         channels = constant.nonzero().flatten().tolist()
         more = f" (and {len(channels) - 1} more)" if len(channels) > 1 else ""
-        raise ValueError(
+        raise BadBatch(
             f"{WHERE}: batch: layer {layer.name!r}: channel {channels[0]}{more} is constant over the batch, so no gain "
             "gives it unit variance"
         )
     return mean, std
 
 
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
-
-
-def _check_batch(inputs: list[Any]) -> None:
-    tensors = [x for x in inputs if isinstance(x, Tensor)]
+def _check_batch(tensors: list[Tensor]) -> None:
     if not tensors:
         raise TypeError(f"{WHERE}: batch: expected a tensor, or a tuple or dict of them, got none")
     if tensors[0].ndim < 2 or tensors[0].shape[0] < 2:
         shape = tuple(tensors[0].shape)
-        raise ValueError(f"{WHERE}: batch: expected at least 2 samples along dimension 0, got shape {shape}")
+        raise BadBatch(f"{WHERE}: batch: expected at least 2 samples along dimension 0, got shape {shape}")
     for x in tensors:
         if x.is_floating_point() and not torch.isfinite(x).all():
-            raise ValueError(f"{WHERE}: batch: expected finite numbers, got NaN or infinity")
+            raise BadBatch(f"{WHERE}: batch: expected finite numbers, got NaN or infinity")
 
 
 @contextmanager
@@ -140,10 +142,14 @@ def _restored(model: nn.Module, layers: list[Layer]) -> Iterator[None]:
         if buffer is not None
     ]
     kept = [(layer, Values(layer.g.clone(), layer.v.clone(), _clone(layer.bias))) for layer in layers]
+    weights = [(layer.module, layer.module.__dict__.get("weight")) for layer in layers]  # what torch's hook has set
     try:
         yield
     except BaseException:
         write(kept)
+        for module, weight in weights:
+            if weight is not None:
+                module.weight = weight
         raise
     finally:
         for module, name, buffer, value in buffers:

@@ -13,6 +13,7 @@ for ``dim=0`` of a transposed convolution without groups, where rows / slices = 
 """
 
 import math
+from numbers import Real
 from typing import Any
 
 from wnfused.init.normalized import Layer
@@ -51,4 +52,4 @@ def check_variant(where: str, variant: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)  # numpy's numbers too

@@ -14,19 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from wnfused.init import graph_ops
-from wnfused.init.graph_restore import unchanged
-from wnfused.init.graph_tensors import arguments, copied, shapes, tensors_in
+from wnfused.init.activations import Activation, activation_of_call
+from wnfused.init.normalized import normalized_modules
+from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.ops.backends import BackendUnavailable
-from wnfused.torch_norms import norms_on
-from wnfused.weight_normalized import WeightNormalized
-
-CONSTANT = -1  # in place of a node: a tensor that does not depend on the model's input
+from wnfused.unchanged import unchanged
 
 
 class RolesUnknown(ValueError):
@@ -47,7 +44,7 @@ class Node:
     shape: tuple[int, ...] = ()
     layer: str | None = None
     taps: int = 1  # of a layer's kernel
-    gamma: float | None = None  # of an activation
+    activation: Activation | None = None
 
     @property
     def weighted(self) -> bool:
@@ -80,17 +77,6 @@ class Graph:
             self.readers.append(sorted(main if main or index in self.outputs else readers))
 
 
-def normalized_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that can be initialized, by name: ours, and those under either of torch's weight norms."""
-    return {name: module for name, module in model.named_modules() if _is_normalized(module)}
-
-
-def _is_normalized(module: nn.Module) -> bool:
-    if isinstance(module, WeightNormalized):
-        return True
-    return isinstance(module, nn.Linear | _ConvNd) and [norm.name for norm in norms_on(module)] == ["weight"]
-
-
 def record(model: nn.Module, example_input: Any) -> Graph:
     """Run ``model`` on ``example_input`` (a tensor, a tuple of arguments, a dict of keyword arguments)."""
     if example_input is None:
@@ -100,9 +86,11 @@ def record(model: nn.Module, example_input: Any) -> Graph:
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise RolesUnknown(f"infer_roles: {lazy[0]} is not initialized yet: run the model once first, or pass roles=")
-    args, kwargs = arguments(copied(example_input))
+    args, kwargs = arguments(example_input)
     recorder = _Recorder(model)
-    with unchanged(model), recorder.hooks():
+    with unchanged(model), recorder.hooks(), torch.no_grad():
+        for module in recorder.modules.values():
+            module.training = False
         recorder.begin((args, kwargs))
         try:
             with recorder, _uncompiled():
@@ -110,11 +98,8 @@ def record(model: nn.Module, example_input: Any) -> Graph:
         except BackendUnavailable:
             raise
         except Exception as error:
-            where = f" in {recorder.running[-1]!r}" if recorder.running and recorder.running[-1] else ""
-            raise RolesUnknown(
-                f"infer_roles: example_input: the model does not run on it ({shapes(example_input)}): "
-                f"{type(error).__name__}{where}: {error}; pass an input that fits, or roles="
-            ) from error
+            reason = does_not_run("example_input", example_input, error, (recorder.running or [""])[-1])
+            raise RolesUnknown(f"infer_roles: {reason}; pass an input that fits, or roles=") from error
         recorder.end(result)
     return recorder.graph
 
@@ -133,16 +118,17 @@ class _Recorder(TorchFunctionMode):
         self.running: list[str] = []  # names of the modules being called, outermost first
         self._in_layers: list[str] = []
         self._model = model
-        self._layers = normalized_layers(model)
-        self._names = {name: m for name, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
-        self._made_by: Any = WeakIdKeyDictionary()  # tensor -> index of its node, or CONSTANT
+        self._layers = normalized_modules(model)
+        self.modules = {name: m for name, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
+        self._made_by: Any = WeakIdKeyDictionary()  # tensor -> index of its node
+        self._constants: Any = WeakIdKeyDictionary()  # tensors that do not depend on the model's input -> True
         self._counts: Counter[str] = Counter()
 
     def begin(self, inputs: Any) -> None:
-        for module in self._names.values():
+        for module in self.modules.values():
             for tensor in (*module._parameters.values(), *module._buffers.values(), *module.__dict__.values()):
                 if isinstance(tensor, Tensor):
-                    self._made_by[tensor] = CONSTANT
+                    self._constants[tensor] = True
         for tensor in tensors_in(inputs):
             self._assign(tensor, Node("input", f"input_{len(self.graph.nodes) + 1}", (), shape=tuple(tensor.shape)))
 
@@ -152,7 +138,7 @@ class _Recorder(TorchFunctionMode):
 
     def hooks(self) -> ExitStack:
         stack = ExitStack()
-        for name, module in self._names.items():
+        for name, module in self.modules.items():
             enter, leave = self._hooks_for(name)
             stack.callback(module.register_forward_pre_hook(enter).remove)
             # Before the user's own hooks: what those do to the output is a part of the model.
@@ -205,7 +191,8 @@ class _Recorder(TorchFunctionMode):
         operands = list(tensors_in((args, kwargs)))
         if not self._sources(operands):
             for tensor in outputs:
-                self._made_by.setdefault(tensor, CONSTANT)
+                if tensor not in self._made_by:
+                    self._constants[tensor] = True
             return
         index = self._add(self._node(func, args, kwargs, operands, outputs[0]))
         for tensor in outputs:
@@ -215,7 +202,7 @@ class _Recorder(TorchFunctionMode):
 
     def _node(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor], output: Tensor) -> Node:
         op = graph_ops.canonical(func, args, kwargs)
-        gamma = graph_ops.gamma_of_call(op, func, args, kwargs)
+        activation = activation_of_call(op, func, args, kwargs)
         shape = tuple(output.shape)
         inputs = self._sources(operands)
         side: tuple[int, ...] = ()
@@ -225,8 +212,8 @@ class _Recorder(TorchFunctionMode):
             inputs = full or inputs
         gated = self._self_gated(inputs) if op == "mul" else None
         if gated is not None:
-            op, inputs, gamma = "silu", (gated,), graph_ops.gamma_of_call("silu", nn.functional.silu, (), {})
-        return Node(op, self._label(op), inputs, side, shape, gamma=gamma)
+            op, inputs, activation = "silu", (gated,), activation_of_call("silu", nn.functional.silu, (), {})
+        return Node(op, self._label(op), inputs, side, shape, activation=activation)
 
     def _self_gated(self, inputs: tuple[int, ...]) -> int | None:
         """x of ``x * sigmoid(x)``: SiLU by its old spelling."""
@@ -237,7 +224,7 @@ class _Recorder(TorchFunctionMode):
         return None
 
     def _label(self, op: str) -> str:
-        module = self._names[self.running[-1]] if self.running else self._model
+        module = self.modules[self.running[-1]] if self.running else self._model
         if self.running and type(module).__module__.startswith("torch.nn.") and not module._modules:
             return f"{self.running[-1] or 'model'} ({type(module).__name__})"
         self._counts[op] += 1
@@ -247,8 +234,9 @@ class _Recorder(TorchFunctionMode):
         found = []
         for tensor in tensors:
             made_by = self._made_by.get(tensor)
-            self.graph.untraced |= made_by is None
-            if made_by is not None and made_by != CONSTANT and made_by not in found:
+            if made_by is None:
+                self.graph.untraced |= tensor not in self._constants
+            elif made_by not in found:
                 found.append(made_by)
         return tuple(found)
 
@@ -263,7 +251,7 @@ class _Recorder(TorchFunctionMode):
         """After an in-place operation: tensors that share its memory hold its result too, or a mixture with it."""
         memory = written.untyped_storage()._cdata
         for tensor, made_by in list(self._made_by.items()):
-            if tensor is written or made_by == CONSTANT or tensor.untyped_storage()._cdata != memory:
+            if tensor is written or tensor.untyped_storage()._cdata != memory:
                 continue
             if tensor.numel() > written.numel():
                 self._assign(tensor, Node("write", self._label("write"), (made_by, index), (), tuple(tensor.shape)))

@@ -23,8 +23,9 @@ def hanin_(
 
     The factor 0.9^b stands where ``robust_`` has 1/√B, as in the paper and its authors' code; b starts anew in each
     stage. (With both factors the branches would be smaller than ``robust_`` makes them, and the scheme no longer the
-    one that the paper found hard to train.) ``roles`` must be ``Role`` objects here, in the order in which the model
-    runs: kind "residual_end" marks the layers, and its γ = 1/B says how many blocks make the stage.
+    one that the paper found hard to train.) ``roles`` must be ``Role`` objects here: kind "residual_end" marks the
+    layers, ``block`` says which b they have. Roles without ``block`` must come in the order in which the model runs;
+    then γ = 1/B says how many blocks in a row make the stage.
     """
     layers = layers_of("hanin_", model)
     check_generator("hanin_", generator)
@@ -37,11 +38,15 @@ def hanin_(
 
 def _blocks(roles: Roles, gammas: dict[str, float]) -> dict[str, int]:
     """For each layer that ends a residual branch the number of its block in its stage, counted from 1."""
-    if without := next((name for name, role in roles.items() if not hasattr(role, "kind")), None):
-        raise ValueError(
-            f"hanin_: roles: layer {without!r}: expected a Role, which tells where branches end, got a number"
-        )
+    for name, role in roles.items():
+        if not hasattr(role, "kind"):
+            raise ValueError(
+                f"hanin_: roles: layer {name!r}: expected a Role, which tells where branches end, got {role}"
+            )
     ends = [name for name, role in roles.items() if getattr(role, "kind", None) == "residual_end"]
+    numbers = {name: getattr(roles[name], "block", None) for name in ends}
+    if all(number is not None for number in numbers.values()):
+        return {name: int(number) for name, number in numbers.items() if number is not None}
     blocks: dict[str, int] = {}
     while len(blocks) < len(ends):
         start = len(blocks)

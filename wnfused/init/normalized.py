@@ -91,23 +91,31 @@ class Values:
     bias: Tensor | float = 0.0
 
 
-def layers_of(where: str, model: nn.Module) -> list[Layer]:
-    """All layers of the model that can be initialized; a warning names those there is no formula for (e.g. LSTM)."""
+def normalized_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """The weight-normalized linear and convolution layers by their names."""
+    return {name: module for name, module in model.named_modules() if _is_layer(module)}
+
+
+def find_layers(where: str, model: nn.Module) -> tuple[list[Layer], list[str]]:
+    """All layers of the model that can be initialized, and the names of those there is no formula for (e.g. LSTM)."""
     checks.module(where, model)
-    found, left = [], []
-    for name, module in model.named_modules():
-        if isinstance(module, WeightNormalized) or torch_norms.norms_on(module):
-            layer = _layer(where, name, module)
-            if layer is None:
-                kind = parametrize.type_before_parametrizations(module).__name__
-                left.append(f"{name or '(the model itself)'} ({kind})")
-            else:
-                found.append(layer)
+    left = [
+        f"{name or '(the model itself)'} ({parametrize.type_before_parametrizations(module).__name__})"
+        for name, module in model.named_modules()
+        if torch_norms.norms_on(module) and not _is_layer(module)
+    ]
+    found = [_layer(f"{where}: layer {name!r}", name, module) for name, module in normalized_modules(model).items()]
     if not found:
         others = f"; there is no formula for {', '.join(left)}" if left else ""
         raise ValueError(
             f"{where}: model: expected weight-normalized layers, found none in {type(model).__name__}{others}"
         )
+    return found, left
+
+
+def layers_of(where: str, model: nn.Module) -> list[Layer]:
+    """All layers of the model that can be initialized; a warning names those there is no formula for."""
+    found, left = find_layers(where, model)
     if left:
         warnings.warn(f"{where}: left as they were, there is no formula for them: {', '.join(left)}", stacklevel=3)
     return found
@@ -117,31 +125,41 @@ def layer_of(where: str, module: nn.Module) -> Layer:
     """``module`` itself as a layer."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"{where}: layer: expected a torch.nn.Module, got {type(module).__name__}")
-    if isinstance(module, WeightNormalized) or torch_norms.norms_on(module):
-        layer = _layer(where, "", module)
-        if layer is not None:
-            return layer
-    raise ValueError(f"{where}: layer: expected a weight-normalized linear or convolution layer, got {module}")
+    if not _is_layer(module):
+        raise ValueError(f"{where}: layer: expected a weight-normalized linear or convolution layer, got {module}")
+    return _layer(f"{where}: layer", "", module)
 
 
-def _layer(where: str, name: str, module: nn.Module) -> Layer | None:
+def listed(names: Sequence[str]) -> str:
+    """The first five names."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(map(repr, names[:5])) + more
+
+
+def _is_layer(module: nn.Module) -> bool:
+    if isinstance(module, WeightNormalized):
+        return True
+    return isinstance(module, nn.Linear | _ConvNd) and [norm.name for norm in torch_norms.norms_on(module)] == [
+        "weight"
+    ]
+
+
+def _layer(where: str, name: str, module: nn.Module) -> Layer:
     g: nn.Parameter | None
     v: nn.Parameter | None
     if isinstance(module, WeightNormalized):
         g, v = module._parameters.get("weight_g"), module._parameters.get("weight_v")
         dim, eps = module.dim, module.eps
     else:
-        norms = torch_norms.norms_on(module)
-        if not isinstance(module, nn.Linear | _ConvNd) or [norm.name for norm in norms] != ["weight"]:
-            return None
-        g, v = torch_norms.gain_and_direction(module, norms[0])
-        dim, eps = None if v is None else norms[0].dim_for(v.ndim), 0.0
+        (norm,) = torch_norms.norms_on(module)
+        g, v = torch_norms.gain_and_direction(module, norm)
+        dim, eps = None if v is None else norm.dim_for(v.ndim), 0.0
     if g is None or v is None:
-        raise ValueError(f"{where}: layer {name!r}: its gain or direction is no plain parameter (pruned?)")
+        raise ValueError(f"{where}: its gain or direction is no plain parameter (pruned?)")
     layer = Layer(name, module, g, v, dim, eps)
     for fan, size in (("fan_in", layer.inputs * layer.taps), ("fan_out", layer.outputs * layer.taps)):
         if size == 0:
-            raise ValueError(f"{where}: layer {name!r}: {fan}: expected > 0, got 0 (weight of shape {tuple(v.shape)})")
+            raise ValueError(f"{where}: {fan}: expected > 0, got 0 (weight of shape {tuple(v.shape)})")
     return layer
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from wnfused.init.directions import check_distribution, check_generator, draw
 from wnfused.init.gains import check_gamma, check_variant, gain_parameter
-from wnfused.init.normalized import Layer, Values, layer_of, layers_of, write
+from wnfused.init.normalized import Layer, Values, layer_of, layers_of, listed, write
 
 if TYPE_CHECKING:
     from wnfused.init.roles import Role
@@ -81,10 +81,10 @@ def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | No
         raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
     names = {layer.name for layer in layers}
     if unknown := [name for name in roles if name not in names]:
-        raise ValueError(f"{where}: roles: {_listed(unknown)}: no weight-normalized layer of the model is called so")
+        raise ValueError(f"{where}: roles: {listed(unknown)}: no weight-normalized layer of the model is called so")
     if missing := [layer.name for layer in layers if layer.name not in roles]:
         raise ValueError(
-            f"{where}: roles: expected a role for every weight-normalized layer, none for {_listed(missing)}"
+            f"{where}: roles: expected a role for every weight-normalized layer, none for {listed(missing)}"
         )
     return roles
 
@@ -102,8 +102,3 @@ def _check(where: str, variant: str, distribution: str, generator: torch.Generat
     check_variant(where, variant)
     check_distribution(where, distribution)
     check_generator(where, generator)
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, names[:5])) + more

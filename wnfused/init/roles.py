@@ -4,7 +4,8 @@
 |---|---|---|
 | "before_relu" | goes through a ReLU | 2 |
 | "gelu", "leaky_relu", … | goes through that activation φ | 1 / E[φ(z)²], z ~ N(0, 1) |
-| "residual_end" | is what a residual branch, also after an activation, adds to its shortcut in a stage of B | 1/B |
+| "residual_end" | is what a residual branch adds to its shortcut in a stage of B | 1/B |
+| "residual_end" | the same after an activation φ | so that B branches add as much as they do there |
 | "shortcut" | is what such a branch is added to | 1 |
 | "other" | any other, also if it goes different ways | 1 |
 
@@ -14,26 +15,32 @@ one of them comes from there with fewer layers, the shortcut. Consecutive residu
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from wnfused import checks
 from wnfused.init import graph_ops
-from wnfused.init.graph import Graph, Node, RolesUnknown, normalized_layers, record
+from wnfused.init.activations import RELU, Activation, gamma_at_branch_end
+from wnfused.init.graph import Graph, Node, RolesUnknown, record
 from wnfused.init.graph_residuals import Block, residual_blocks
+from wnfused.init.normalized import listed, normalized_modules
 
 __all__ = ["Role", "RolesUnknown", "infer_roles"]
 
 
 @dataclass(frozen=True)
 class Role:
-    """What a layer is in its model: ``kind``, the ``gamma`` that follows from it, and ``why``, the evidence."""
+    """What a layer is in its model: ``kind``, the ``gamma`` that follows from it, and ``why``, the evidence.
+
+    ``block`` is the number of the block in its stage, counted from 1, where the layer ends a residual branch.
+    """
 
     kind: str
     gamma: float
     why: str
+    block: int | None = None
 
 
 def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
@@ -47,7 +54,7 @@ def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
     whose operations torch does not show (a scripted function, numpy): then ``roles=`` must say what the roles are.
     """
     checks.module("infer_roles", model)
-    layers = normalized_layers(model)
+    layers = normalized_modules(model)
     if not layers:
         raise ValueError(f"infer_roles: model: expected weight-normalized layers, found none in {type(model).__name__}")
     graph = record(model, example_input)
@@ -62,7 +69,7 @@ def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     uncalled = [name for name in layers if name not in graph.calls]
     if uncalled:
         raise RolesUnknown(
-            f"infer_roles: {_listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
+            f"infer_roles: {listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
             "role is unknown; pass roles="
         )
     ends = [
@@ -72,20 +79,15 @@ def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     ]
     if ends:
         raise RolesUnknown(
-            f"infer_roles: {_listed(ends)}: the output goes into something whose operations torch does not show (a "
+            f"infer_roles: {listed(ends)}: the output goes into something whose operations torch does not show (a "
             "scripted function, numpy), so the role is unknown; pass roles="
         )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(map(repr, names[:5])) + more
 
 
 def _of_all_uses(roles: list[Role]) -> Role:
     if len({(role.kind, role.gamma) for role in roles}) == 1:
         uses = f" (the first of {len(roles)} uses, all alike)" if len(roles) > 1 else ""
-        return Role(roles[0].kind, roles[0].gamma, roles[0].why + uses)
+        return replace(roles[0], why=roles[0].why + uses)
     return Role("other", 1.0, f"its {len(roles)} uses differ: {_alternatives(roles)}")
 
 
@@ -117,18 +119,18 @@ class _Reader:
         self._blocks = residual_blocks(graph)
 
     def role(self, layer: nn.Module, call: int) -> Role:
-        ends = list(self._ends(call))
         if getattr(layer, "activation", None) == "relu":
-            fused = Role("before_relu", 2.0, "its own fused ReLU follows")
-            return self._end_of_branch(call, call, "its own fused ReLU") or fused
+            fused = Role("before_relu", RELU.gamma, "its own fused ReLU follows")
+            return self._end_of_branch(call, call, RELU, "its own fused ReLU") or fused
+        ends = list(self._ends(call))
         if not ends:
             return Role("other", 1.0, "nothing uses its output")
         roles = [self._role_at(call, end) for end in ends]
         if len({(role.kind, role.gamma) for role in roles}) == 1:
-            return self._most_telling(call, ends, roles)
+            return self._most_telling(ends, roles)
         return Role("other", 1.0, f"its output goes different ways: {_alternatives(roles)}")
 
-    def _most_telling(self, call: int, ends: list[_End], roles: list[Role]) -> Role:
+    def _most_telling(self, ends: list[_End], roles: list[Role]) -> Role:
         """A fork says more about a layer than the first layer of the branch that starts there."""
         return next((role for end, role in zip(ends, roles, strict=True) if end.node in self._blocks), roles[0])
 
@@ -182,10 +184,10 @@ class _Reader:
             return Role("other", 1.0, f"it only gates or shifts another value, at {node.label}")
         if end.summed is not None:
             return Role("other", 1.0, f"it is one term of {end.summed}, before {node.label}")
-        if node.gamma is not None:
+        if node.activation is not None:
             kind = "before_relu" if node.op == "relu" else node.op
-            role = Role(kind, node.gamma, f"{node.label} follows{end.way}")
-            return self._end_of_branch(call, end.node, node.label) or role
+            role = Role(kind, node.activation.gamma, f"{node.label} follows{end.way}")
+            return self._end_of_branch(call, end.node, node.activation, node.label) or role
         return Role("other", 1.0, _why_other(node, end))
 
     def _role_in_block(self, call: int, end: _End, block: Block) -> Role:
@@ -193,21 +195,24 @@ class _Reader:
         if end.source == block.branch:
             blocks = f"{block.stage_blocks} block{'s' if block.stage_blocks > 1 else ''}"
             why = f"adds to the shortcut in a stage of {blocks}{end.way}, at {label}{self._nesting(block)}"
-            return Role("residual_end", 1 / block.stage_blocks, why)
+            return Role("residual_end", 1 / block.stage_blocks, why, block.number)
         if call in block.shortcut_nodes:
             return Role("shortcut", 1.0, f"on the shortcut{end.way} into {label}, beside a branch of {_layers(block)}")
         return Role("other", 1.0, f"its output is where a residual block forks{end.way}, the one that ends at {label}")
 
-    def _end_of_branch(self, call: int, activation: int, label: str) -> Role | None:
-        """The role of a layer whose activation is the last thing in a residual branch: with the γ of the activation
-        each block would add as much as it was given."""
-        ends = list(self._ends(activation))
+    def _end_of_branch(self, call: int, node: int, activation: Activation, label: str) -> Role | None:
+        """The role of a layer whose activation, at ``node``, is the last thing in a residual branch.
+
+        With the γ of the activation alone each block would add as much as it was given.
+        """
+        ends = list(self._ends(node))
         if not ends or not all(end.node in self._blocks for end in ends):
             return None
         first, *others = [self._role_at(call, end) for end in ends]
         if first.kind != "residual_end" or any(other.gamma != first.gamma for other in others):
             return None
-        return Role(first.kind, first.gamma, f"{first.why}, after {label}")
+        gamma = gamma_at_branch_end(activation.phi, round(1 / first.gamma))
+        return None if gamma is None else replace(first, gamma=gamma, why=f"{first.why}, after {label}")
 
     def _nesting(self, block: Block) -> str:
         if block.outer is None:

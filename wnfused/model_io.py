@@ -1,4 +1,4 @@
-"""The tensors in what a model takes and gives: tuples, dicts and objects of them."""
+"""What models take and give: tensors, and tuples, dicts and objects of them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,23 +7,33 @@ from torch import Tensor, nn
 
 
 def arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A tensor is the only argument, a tuple or list the positional ones, a dict the keyword ones.
+
+    Tensors are cloned: a model may write into its input.
+    """
+    example_input = _copied(example_input)
     if isinstance(example_input, Mapping):
         return (), dict(example_input)
     return (tuple(example_input), {}) if isinstance(example_input, (tuple, list)) else ((example_input,), {})
 
 
-def copied(value: Any) -> Any:
-    """The same structure with its tensors cloned: a model may write into its input."""
+def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, Mapping):
-        return {key: copied(item) for key, item in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
-        return type(value)(copied(item) for item in value)
+        return type(value)(_copied(item) for item in value)
     return value
 
 
-def shapes(value: Any) -> str:
+def does_not_run(argument: str, value: Any, error: Exception, module: str = "") -> str:
+    """The words for a model that raised ``error`` (in ``module``) when it was given ``value``."""
+    inside = f" in {module!r}" if module else ""
+    return f"{argument}: the model does not run on it ({_shapes(value)}): {type(error).__name__}{inside}: {error}"
+
+
+def _shapes(value: Any) -> str:
     found = [f"shape {list(t.shape)}" for t in tensors_in(value)]
     return ", ".join(found) or f"a {type(value).__name__} without tensors"
 

@@ -17,7 +17,7 @@ from wnfused.data.splits import check_integer
 class Augmentation:
     """What happens to a training image: each part is off by default.
 
-    ``crop``: the image is padded by so many black pixels on each side, and a window of its own size is cut out anywhere.
+    ``crop``: the image gets so many black pixels on each side, and a window of its own size is cut out anywhere.
     ``flip``: left and right are exchanged for half of the images.
     ``cutout``: a square of this side, centred on any pixel, is set to the mean; what hangs over the edge is lost.
     """

@@ -28,7 +28,7 @@ def load_digits() -> tuple[Split, Split]:
 def _enlarge(pixels: Tensor) -> Tensor:
     """[N, 64] in 0..16 to uint8 [N, 3, 32, 32].
 
-    The weights of the interpolation are multiples of 1/64, so float32 is exact here and the bytes are the same anywhere.
+    The weights of the interpolation are multiples of 1/64, so float32 is exact here: the bytes are the same anywhere.
     """
     small = pixels.float().reshape(-1, 1, 8, 8)
     large = F.interpolate(small, scale_factor=4, mode="bilinear") * (255 / 16)

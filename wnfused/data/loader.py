@@ -16,8 +16,8 @@ PLAIN = Augmentation()
 class Loader:
     """Augmented and normalized batches of a split, on ``device``; the bytes are moved there once.
 
-    ``batch_size`` is that of all ``world`` processes together: each gets its slice of every batch, and together they see
-    what one process alone would see. Nothing random is kept between batches, so an epoch can start at any of them.
+    ``batch_size`` is that of all ``world`` processes together: each gets its slice of every batch, and together they
+    see what one process alone would see. Nothing random is kept between batches: an epoch can start at any of them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Loader:
             raise ValueError(f"Loader: rank: expected 0 to {world - 1} for world={world}, got {rank}")
         if len(split) == 0:
             raise DataError("Loader: split: expected at least one image, got none")
-        # One ragged batch is all right for an evaluation; in training it would be another recipe than the one asked for.
+        # One ragged batch is all right for an evaluation; in training it would be another recipe than was asked for.
         if batch_size > len(split) and (shuffle or drop_last):
             raise DataError(f"Loader: batch_size: expected at most the {len(split)} images there are, got {batch_size}")
         self.images, self.labels = split.images.to(device), split.labels.to(device)

@@ -71,3 +71,11 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 def _take(split: Split, chosen: Tensor) -> Split:
     chosen = chosen.sort().values
     return Split(split.images[chosen], split.labels[chosen])
+
+
+def check_labels(labels: Tensor, classes: int, where: object) -> None:
+    """Labels as they were read from the file ``where``."""
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        wrong = low if low < 0 else high
+        raise DataError(f"{where} is corrupt: it has the label {wrong}, expected 0 to {classes - 1}")

@@ -27,7 +27,8 @@ def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[
                 if wanted and (content := tar.extractfile(member)):
                     yield path.name, content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{archive} cannot be read, it may be cut off ({error})") from error
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise DataError(f"{archive} cannot be read, it may be cut off ({reason})") from error
 
 
 def _check(archive: Path, member: tarfile.TarInfo) -> None:

@@ -28,7 +28,8 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     except _Forbidden as error:
         raise DataError(f"{where} is not to be trusted: it is a pickle that names {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{where} is corrupt or cut off ({type(error).__name__}: {error})") from error
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{where} is corrupt or cut off ({type(error).__name__}: {reason})") from error
 
 
 class _Forbidden(Exception):
@@ -99,10 +100,14 @@ def _stand_ins() -> dict[tuple[str, str], Any]:
             raise ValueError(f"bytes in {encoding!r}")
         return text.encode("latin1")
 
+    def empty() -> bytes:  # the same for no bytes at all
+        return b""
+
     return {
         ("numpy", "ndarray"): object,
         ("numpy", "dtype"): _Dtype,
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy.core.numeric", "_frombuffer"): frombuffer,
         ("_codecs", "encode"): encode,
+        ("__builtin__", "bytes"): empty,
     }

@@ -1,10 +1,13 @@
 """Order, resuming, several processes and layouts of the loader's batches; the validation split."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from wnfused.data import Augmentation, DataError, Loader, Split, hold_out
+from wnfused.data import Augmentation, DataError, Dataset, Loader, Split, hold_out
 
 EVERYTHING = Augmentation(crop=2, flip=True, cutout=3)
 PLAIN = {"mean": (0.0,), "std": (1.0,)}
@@ -48,6 +51,12 @@ def test_order_is_a_function_of_seed_and_epoch_alone():
     again = Loader(numbered(50), 8, seed=1, augmentation=EVERYTHING, **PLAIN)
     assert labels(again, 0) == orders[1, 0] and labels(again, 1) == orders[1, 1]
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_numbers_of_numpy_are_numbers():
+    one, other = Loader(numbered(50), 8, seed=3, **PLAIN), Loader(numbered(50), np.int64(8), seed=np.int32(3), **PLAIN)
+    assert labels(one, 2) == labels(other, np.int64(2))
+    assert torch.equal(hold_out(numbered(9), 0.3, 5)[1].labels, hold_out(numbered(9), 0.3, np.int64(5))[1].labels)
 
 
 def test_without_shuffling_the_order_is_the_splits():
@@ -152,6 +161,18 @@ def test_bad_epochs():
 def test_an_evaluation_may_ask_for_more_than_there_is():
     loader = Loader(numbered(10), 64, shuffle=False, **PLAIN)
     assert len(loader) == 1 and loader.global_size(0) == 10 and labels(loader, 0) == list(range(10))
+
+
+def test_the_benchmark_runs(monkeypatch, capsys):
+    from benchmarks import loader
+
+    monkeypatch.setattr(loader, "noise", lambda: Dataset("noise", numbered(40), numbered(40), 40, (0.5,), (0.25,)))
+    threads = str(torch.get_num_threads())
+    monkeypatch.setattr("sys.argv", ["loader", "--batch", "8", "--threads", threads, "--seconds", "0.01"])
+    assert loader.main() == 0
+    title, *rows = capsys.readouterr().out.splitlines()
+    assert title.startswith("noise: 40 images, batch 8") and len(rows) == 6
+    assert all(re.search(r"[\d.]+ ms a batch +[\d,]+ images/s$", row) for row in rows)
 
 
 def test_no_images():

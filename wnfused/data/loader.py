@@ -48,9 +48,9 @@ class Loader:
             raise DataError(f"Loader: batch_size: expected at most the {len(split)} images there are, got {batch_size}")
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.scale, self.shift = _normalization(mean, std, split.images.shape[1], self.images.device)
-        self.batch_size, self.augmentation, self.seed = batch_size, augmentation, seed
+        self.batch_size, self.augmentation, self.seed = int(batch_size), augmentation, int(seed)
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.rank, self.world = rank, world
+        self.rank, self.world = int(rank), int(world)
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Loader:
         check_integer("Loader", "start", start, 0)
         if start > len(self):
             raise ValueError(f"Loader: start: expected 0 to {len(self)}, got {start}")
-        return self._batches(number, start)
+        return self._batches(int(number), int(start))
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.arange(len(self.images))

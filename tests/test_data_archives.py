@@ -3,9 +3,9 @@
 import tarfile
 from pathlib import Path
 
+import data_files as made
 import pytest
 
-from tests import data_files as made
 from wnfused.data import DataError, load
 from wnfused.data.archives import unpack
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import data_files as made
 import numpy as np
 import pytest
 
-from tests import data_files as made
 from wnfused.data import DataError, load
 from wnfused.data.download import cache_folder, fetch, locked
 from wnfused.data.sources import PAGES, SOURCES, Source

@@ -5,11 +5,11 @@ import importlib
 import sys
 from pathlib import Path
 
+import data_files as made
 import numpy as np
 import pytest
 import torch
 
-from tests import data_files as made
 from wnfused.data import NAMES, DataError, load
 
 FORMS = list(made.CIFAR)

@@ -8,10 +8,10 @@ import pickle
 import pickletools
 from pathlib import Path
 
+import data_files as made
 import numpy as np
 import pytest
 
-from tests import data_files as made
 from wnfused.data import DataError, load
 from wnfused.data.pickles import read_pickle
 
@@ -141,6 +141,7 @@ BROKEN = {
     "too few bytes": OFFICIAL.replace(b"K\x03K\x02\x86", b"K\x03K\x07\x86"),
     "too many bytes": OFFICIAL.replace(b"K\x03K\x02\x86", b"K\x01K\x02\x86"),
     "never filled": b"\x80\x02}U\x04datacnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87Rs.",
+    "memo bomb": OFFICIAL.replace(b"}q\x01", b"}r\xff\xff\xff\x7f"),
     "other bytes": b"\x80\x02}U\x01ac_codecs\nencode\nX\x01\x00\x00\x00xX\x04\x00\x00\x00zlib\x86Rs.",
 }
 

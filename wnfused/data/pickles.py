@@ -7,6 +7,7 @@ module that only keeps numbers, and any other name ends the reading. Not even nu
 import io
 import math
 import pickle
+import pickletools
 import re
 from typing import Any
 
@@ -21,6 +22,7 @@ _NUMBERS = re.compile(r"[<>|=]?[iu][1248]")
 def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     """The dictionary in ``data``: keys as text, arrays as numpy arrays; ``where`` names the file in errors."""
     try:
+        _check_memo(data)
         found = _Reader(io.BytesIO(data), encoding="bytes").load()
         if type(found) is not dict:
             raise TypeError(f"a {type(found).__name__} instead of a dictionary")
@@ -30,6 +32,13 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     except Exception as error:  # a damaged pickle can fail in any way
         reason = str(error).partition("\n")[0]
         raise DataError(f"{where} is corrupt or cut off ({type(error).__name__}: {reason})") from error
+
+
+def _check_memo(data: bytes) -> None:
+    """One damaged byte can make Python fill gigabytes for a table of remembered objects; a real one has a few."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name.endswith("PUT") and argument is not None and argument > len(data):
+            raise ValueError(f"object number {argument}")
 
 
 class _Forbidden(Exception):

@@ -149,6 +149,13 @@ def test_a_server_that_cannot_continue_starts_again(server, tmp_path):
     assert ranges(server) == [None, "bytes=300000-"]
 
 
+def test_a_server_that_refuses_to_continue_is_asked_for_the_whole(server, tmp_path):
+    (tmp_path / "file.gz.part").write_bytes(DATA[:1000])
+    server.statuses = [416]
+    assert fetch(server.source(), tmp_path).read_bytes() == DATA
+    assert ranges(server) == ["bytes=1000-", None]
+
+
 @pytest.mark.parametrize("part", [b"x" * 10, b"x" * len(DATA), b"x" * (len(DATA) + 1)], ids=len)
 def test_a_spoiled_part_is_replaced(part, server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(part)

@@ -142,6 +142,14 @@ def test_nothing_there(tmp_path):
     expect("cifar100", tmp_path, "cifar-100-python.tar.gz", f"is in {tmp_path}")
 
 
+def test_a_folder_that_cannot_be_looked_into(tmp_path, monkeypatch):
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    expect("mnist", tmp_path, f"{tmp_path}", "cannot be read: Permission denied")
+
+
 def test_one_file_missing(tmp_path):
     arrays = made.mnist()
     made.write_mnist(tmp_path, arrays, packed=True)

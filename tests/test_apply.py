@@ -33,6 +33,18 @@ def test_apply_keeps_outputs_and_weights(dim, eps):
     assert wnfused.apply(model).skipped == dict.fromkeys(report.converted, "already weight-normalized")
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_apply_keeps_weights_whose_squares_overflow_or_vanish(scale, dim):
+    plain = nn.Linear(5, 4)
+    with torch.no_grad():
+        plain.weight.mul_(scale)
+        plain.weight[2].zero_()
+    weight = plain.weight.detach().clone()
+    wnfused.apply(plain, dim=dim)
+    torch.testing.assert_close(plain.weight, weight, rtol=1e-6, atol=0.0)
+
+
 def test_apply_filter_requires_grad_and_root():
     model = plain()
     model[0].requires_grad_(False)

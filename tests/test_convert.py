@@ -202,7 +202,7 @@ def pruned(weight_norm):
 def other_gain_shape(weight_norm):
     layer = weight_norm(nn.Linear(4, 4))
     owner = layer if weight_norm is nn.utils.weight_norm else layer.parametrizations.weight
-    setattr(owner, "weight_g" if owner is layer else "original0", nn.Parameter(torch.ones(1)))
+    setattr(owner, "weight_g" if owner is layer else "original0", nn.Parameter(torch.ones(4)))
     return layer
 
 
@@ -216,7 +216,7 @@ def other_gain_shape(weight_norm):
         (replaced_forward, (2, 4), "its forward was replaced"),
         (own_attribute, (2, 4), "attribute 'activation'"),
         (pruned, (2, 4), "combined with L1Unstructured"),
-        (other_gain_shape, (2, 4), "its gain has shape (1,), expected (4, 1)"),
+        (other_gain_shape, (2, 4), "its gain has shape (4,), expected (4, 1)"),
     ],
 )
 def test_left_alone_with_a_reason(weight_norm, build, shape, reason):

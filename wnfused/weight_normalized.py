@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wnfused import checks, functional
-from wnfused.ops.reference import gain_shape
+from wnfused.ops.reference import gain_shape, opmath, row_norms
 
 if TYPE_CHECKING:
     from wnfused.freeze import FrozenWeight
@@ -22,11 +22,17 @@ SPELLINGS = {
 
 
 def gain_of(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
-    """The gain with which the normalized weight is v itself: its norms, exactly as torch's weight norm takes them."""
+    """The gain with which the normalized weight is v itself: its norms, exactly as torch's weight norm takes them.
+
+    Where the squares overflow or vanish, which torch's norms do not survive, they are the operators' own.
+    """
     v = v.detach()
     if v.numel() == 0:
         return v.new_zeros(gain_shape(tuple(v.shape), dim))
     norms = torch.norm_except_dim(v, 2, -1 if dim is None else dim)
+    limits = torch.finfo(opmath(v.dtype))
+    safe = (norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps)
+    norms = torch.where(safe, norms, row_norms(v, dim).to(v.dtype))
     return norms if eps == 0 else torch.hypot(norms, torch.full_like(norms, math.sqrt(eps)))
 
 

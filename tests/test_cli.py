@@ -59,7 +59,10 @@ def test_version(capsys):
     [
         (["biuld"], "wnfused: unknown command 'biuld', did you mean 'build'?\n"),
         (["xyzzy", "--help"], f"wnfused: unknown command 'xyzzy', expected one of {', '.join(cli.COMMANDS)}\n"),
-        (["info", "--jsn"], "wnfused: unrecognized arguments: --jsn (see wnfused --help)\n"),
+        (
+            ["info", "--jsn"],
+            "wnfused info: unrecognized arguments: --jsn, did you mean --json? (see wnfused info --help)\n",
+        ),
         (["--backend"], "wnfused: unrecognized arguments: --backend (see wnfused --help)\n"),
     ],
 )

@@ -16,9 +16,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="wnfused", description="Weight normalization that costs what a plain layer costs.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
+    parsers = {name: commands.add_parser(name, help=c.summary, description=c.summary) for name, c in COMMANDS.items()}
     for name, entry in COMMANDS.items():
-        entry.arguments(commands.add_parser(name, help=entry.summary, description=entry.summary))
-    args = parser.parse_args(argv)
+        entry.arguments(parsers[name])
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parsers.get(args.command, parser).unknown(unknown)
     if args.version:
         print(wnfused_version())
         return 0

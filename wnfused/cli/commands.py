@@ -19,6 +19,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
+    def unknown(self, arguments: list[str]) -> NoReturn:
+        """An error that also names the option that was probably meant."""
+        options = [option for action in self._actions for option in action.option_strings]
+        near = difflib.get_close_matches(arguments[0].partition("=")[0], options, n=1)
+        hint = f", did you mean {near[0]}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(arguments)}{hint}")
+
 
 @dataclass(frozen=True)
 class Command:

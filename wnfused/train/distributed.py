@@ -61,6 +61,12 @@ class World:
             raise kind(message)
         return answer[0]
 
+    def share_buffers(self, model: nn.Module) -> None:
+        """Each process has seen other images: all take the first one's batch norm statistics, which are also saved."""
+        if self.size > 1:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, src=0)
+
     def spread(self, model: nn.Module, sharding: str) -> nn.Module:
         """The module to call in training. With fsdp ``model`` itself becomes sharded, in place."""
         if self.size == 1:

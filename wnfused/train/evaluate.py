@@ -23,6 +23,7 @@ def evaluate(
     between: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
     """(mean loss, share of right answers) over all images and processes; ``between`` is called between batches."""
+    world.share_buffers(model)
     was_training = model.training
     model.eval()
     # Each process holds rows of the weights in turns under FSDP: there is nothing to keep folded.

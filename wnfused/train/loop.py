@@ -35,7 +35,7 @@ class Diverged(Exception):
 
 
 class Interrupted(Exception):
-    """Somebody wants the run to stop; everything is saved."""
+    """Somebody wants the run to stop."""
 
 
 class Trainer:
@@ -87,7 +87,7 @@ class Trainer:
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         config, size = self.config, self.images.train.global_size(self.batch)
-        rate = schedules.learning_rate(config, self.step, len(self.images.train))
+        rate = self.learning_rate(self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss, correct = self._gradients(images, labels, size)
@@ -100,6 +100,9 @@ class Trainer:
         if self.ema is not None:
             self.ema.update(self.step)
         self.meter.add(loss, correct, size)
+
+    def learning_rate(self, step: int) -> float:
+        return schedules.learning_rate(self.config, step, len(self.images.train))
 
     def _gradients(self, images: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Gradients of the mean loss over the ``size`` images of all processes; own sum of losses and right answers.
@@ -137,10 +140,10 @@ class Trainer:
         if self.step % READ_EVERY == 0:
             self.read_losses()
         stop, save = self.world.any(self.interrupts.requested, self._checkpoint_due())
-        if stop or save:
-            self.save()
         if stop:
             raise Interrupted
+        if save:
+            self.save()
         if self.progress.due():
             self.progress.moment(self.moment())
 
@@ -165,7 +168,6 @@ class Trainer:
     def evaluate(self, which: str) -> tuple[float, float]:
         def between() -> None:
             if self.world.size == 1 and self.interrupts.requested:
-                self.save()
                 raise Interrupted
 
         loader = self.images.validation if which == "validation" else self.images.test
@@ -202,7 +204,7 @@ class Trainer:
         line = {
             "epoch": self.epoch + 1,
             "step": self.step,
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": self.learning_rate(self.step - 1),
             "train_loss": _finite(meter.mean_loss()),
             "train_accuracy": meter.accuracy(),
             "validation_loss": loss,
@@ -224,16 +226,22 @@ class Trainer:
     def run(self) -> Result:
         try:
             with self.interrupts:
-                while self.epoch < self.config.epochs:
-                    self.train_epoch()
-                    self.end_epoch()
-                test_loss, test_accuracy = self._test()
+                return self._run()
         except Diverged as end:
             self._note_epoch(None, None, self.meter.seconds, diverged=True)
             return self._result("diverged", diverged_step=end.step, reason=end.reason)
+
+    def _run(self) -> Result:
+        try:
+            while self.epoch < self.config.epochs:
+                self.train_epoch()
+                self.end_epoch()
+            loss, accuracy = self._test()
         except Interrupted:
+            if self.epoch < self.config.epochs:  # after the last epoch everything is saved already
+                self.save()
             return self._result("interrupted")
-        return self._result("finished", test_loss=test_loss, test_accuracy=test_accuracy)
+        return self._result("finished", test_loss=loss, test_accuracy=accuracy)
 
     def _test(self) -> tuple[float, float]:
         kept = self.world.from_first(lambda: checkpoints.load_best(self.folder.checkpoints))

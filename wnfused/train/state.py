@@ -42,15 +42,17 @@ def load_optimizer(model: nn.Module, optimizer: SGD, state: dict[str, Tensor]) -
 
 def random_state() -> State:
     """Nothing in the loop draws from these; a network of the user's might (dropout)."""
+    version, words, gauss = random.getstate()
     return {
-        "python": random.getstate(),
+        "python": [version, torch.tensor(words), gauss],  # 625 numbers by themselves are slow to write
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 
 def load_random(state: State) -> None:
-    random.setstate(state["python"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
     torch.set_rng_state(state["torch"])
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

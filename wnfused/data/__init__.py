@@ -1,0 +1,8 @@
+"""Data sets (digits, MNIST, Fashion-MNIST, CIFAR-10 and -100) as bytes in memory, and the batches made of them."""
+
+from wnfused.data.augment import Augmentation
+from wnfused.data.catalog import NAMES, load
+from wnfused.data.loader import Loader
+from wnfused.data.splits import DataError, Dataset, Split, hold_out
+
+__all__ = ["NAMES", "Augmentation", "DataError", "Dataset", "Loader", "Split", "hold_out", "load"]

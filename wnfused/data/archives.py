@@ -1,0 +1,58 @@
+"""Files out of tar archives that nobody vouches for: nothing is written outside the folder asked for."""
+
+import shutil
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from wnfused.data.download import writing
+from wnfused.data.splits import DataError
+
+LARGEST = 1 << 30  # bytes; CIFAR's largest file has 155 million
+
+
+def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """(name, content) of those of ``files`` that the archive holds in ``folder``, in the archive's order.
+
+    An archive with a link, a device or a path that leads elsewhere is refused as a whole.
+    """
+    try:
+        with tarfile.open(archive, "r:*") as tar:
+            for member in tar:
+                _check(archive, member)
+                path = PurePosixPath(member.name)
+                wanted = member.isreg() and path.parent.name == folder and path.name in files
+                if wanted and (content := tar.extractfile(member)):
+                    yield path.name, content.read()
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{archive} cannot be read, it may be cut off ({error})") from error
+
+
+def _check(archive: Path, member: tarfile.TarInfo) -> None:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or PureWindowsPath(member.name).drive or "\\" in member.name or ".." in path.parts:
+        raise DataError(f"{archive} is not to be trusted: it holds {member.name!r}, which leads out of its folder")
+    if not (member.isreg() or member.isdir()):
+        raise DataError(f"{archive} is not to be trusted: {member.name!r} is neither a file nor a folder")
+    if member.size > LARGEST:
+        raise DataError(f"{archive} is not to be trusted: {member.name!r} has {member.size} bytes")
+
+
+def unpack(archive: Path, folder: str, files: Sequence[str]) -> None:
+    """Write ``files`` of the archive's ``folder`` beside the archive: all of them, or nothing after an error."""
+    with writing(archive.parent):
+        place = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=archive.parent))
+    try:
+        for name, content in members(archive, folder, files):
+            with writing(place / name):
+                (place / name).write_bytes(content)
+        if lacking := [name for name in files if not (place / name).is_file()]:
+            raise DataError(f"{archive} lacks {folder}/{lacking[0]}")
+        with writing(archive.parent / folder):
+            place.chmod(0o755)  # mkdtemp's is for its owner alone
+            shutil.rmtree(archive.parent / folder, ignore_errors=True)
+            place.rename(archive.parent / folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

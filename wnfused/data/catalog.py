@@ -1,0 +1,118 @@
+"""The data sets by name: found on disk, or downloaded, then read."""
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wnfused.data.archives import unpack
+from wnfused.data.cifar import LAYOUTS, find_cifar, read_cifar
+from wnfused.data.digits import load_digits
+from wnfused.data.download import cache_folder, fetch, locked
+from wnfused.data.idx import find_idx, read_idx_splits
+from wnfused.data.sources import PAGES, SOURCES
+from wnfused.data.splits import DataError, Dataset, Split
+
+
+@dataclass(frozen=True)
+class _Facts:
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+# Mean and std over the training pixels, except MNIST's: those are the ones of the paper's authors.
+_FACTS = {
+    "digits": _Facts(10, (0.3056,) * 3, (0.3237,) * 3),
+    "mnist": _Facts(10, (0.5,), (1.0,)),
+    "fashion-mnist": _Facts(10, (0.2860,), (0.3530,)),
+    "cifar10": _Facts(10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": _Facts(100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+NAMES = tuple(_FACTS)
+
+
+def load(name: str, *, data_dir: Path | str | None = None, download: bool = True) -> Dataset:
+    """The data set ``name``, from ``data_dir`` or, without one, from the cache folder, downloaded there if need be.
+
+    ``data_dir`` holds the official files or archives, or the folders made of them; nothing is written there.
+    """
+    _check_name(name)
+    if name == "digits":
+        train, test = load_digits()
+    elif data_dir is not None:
+        train, test = _from_folder(name, Path(data_dir).expanduser())
+    else:
+        train, test = _from_cache(name, cache_folder() / name, download)
+    facts = _FACTS[name]
+    return Dataset(name, train, test, facts.classes, facts.mean, facts.std)
+
+
+def _check_name(name: Any) -> None:
+    if name in NAMES:
+        return
+    near = difflib.get_close_matches(str(name).lower().replace("_", "-"), NAMES, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise DataError(f"load: name: unknown data set {name!r}; {hint}There are {', '.join(NAMES)}")
+
+
+def _read(name: str, root: Path) -> tuple[Split, Split]:
+    if name in LAYOUTS:
+        return read_cifar(*find_cifar(name, root), _FACTS[name].classes)
+    return read_idx_splits(find_idx(name, root), _FACTS[name].classes)
+
+
+@contextmanager
+def _advice(name: str, text: str) -> Iterator[None]:
+    """Puts the data set's name before an error and what to do about it behind."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{name}: {error}. {text}") from error
+
+
+def _by_hand(name: str) -> str:
+    return f"get {', '.join(source.file for source in SOURCES[name])} from {PAGES[name]}"
+
+
+def _from_folder(name: str, root: Path) -> tuple[Split, Split]:
+    advice = f"Without --data-dir (data_dir) it is downloaded; or {_by_hand(name)} and put it there"
+    with _advice(name, advice):
+        if not root.exists():
+            raise DataError(f"the data folder {root} does not exist")
+        return _read(name, root)
+
+
+def _from_cache(name: str, folder: Path, download: bool) -> tuple[Split, Split]:
+    if not _is_there(name, folder):
+        if not download:
+            advice = f"Allow the download, or {_by_hand(name)} and name its folder with --data-dir (data_dir)"
+            raise DataError(f"{name}: it is not in the cache folder {folder}, and downloading is forbidden. {advice}")
+        _download(name, folder)
+    with _advice(name, f"Delete {folder} to have it downloaded again"):
+        return _read(name, folder)
+
+
+def _is_there(name: str, folder: Path) -> bool:
+    """Whether it can be read from the cache; an archive that another process may be unpacking does not count."""
+    try:
+        if name not in LAYOUTS:
+            return bool(find_idx(name, folder))
+        _, place = find_cifar(name, folder)
+    except DataError:
+        return False
+    return place.name not in {source.file for source in SOURCES[name]}
+
+
+def _download(name: str, folder: Path) -> None:
+    with _advice(name, f"Or {_by_hand(name)} and name its folder with --data-dir (data_dir)"), locked(folder):
+        if _is_there(name, folder):  # another process was quicker
+            return
+        for source in SOURCES[name]:
+            archive = fetch(source, folder)
+            if name in LAYOUTS:
+                layout = next(form for form in LAYOUTS[name] if archive.name.startswith(form.archive))
+                unpack(archive, layout.folder, layout.files)
+                archive.unlink()

@@ -1,0 +1,39 @@
+"""Progress of a download: rich's bar on a terminal, a plain line for every tenth elsewhere."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[int], None]  # takes the number of bytes that are there by now
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Advance]:
+    """Shows ``title`` on stderr while it lasts."""
+    if not sys.stderr.isatty():
+        yield _lines(title, total)
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        yield _lines(title, total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _lines(title: str, total: int) -> Advance:
+    shown = -1
+
+    def advance(done: int) -> None:
+        nonlocal shown
+        tenth = 10 * done // max(total, 1)
+        if tenth > shown:
+            shown = tenth
+            sys.stderr.write(f"{title}: {10 * tenth}% of {total / 1e6:.1f} MB\n")
+            sys.stderr.flush()
+
+    return advance

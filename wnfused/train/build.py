@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,16 +43,14 @@ def bare(config: Config, shape: Shape, classes: int) -> nn.Module:
 
 def architecture(name: str, norm: str, shape: Shape, classes: int) -> nn.Module:
     channels, height, width = shape
+    images: dict[str, Any] = {"classes": classes, "in_channels": channels, "norm": norm}
+    pixels: dict[str, Any] = {"classes": classes, "inputs": channels * height * width, "norm": norm}
     known: dict[str, Callable[..., nn.Module]] = {
-        r"resnet-?(\d+)": lambda depth: models.ResNet(depth, classes=classes, in_channels=channels, norm=norm),
-        r"wrn-?(\d+)-(\d+)": lambda depth, k: models.WRN(depth, k, classes=classes, in_channels=channels, norm=norm),
-        r"mlp-(\d+)-(\d+)": lambda depth, size: models.MLP(
-            depth, size, inputs=channels * height * width, classes=classes, norm=norm
-        ),
-        r"cnn-(\d+)": lambda n: models.CNN(n, classes=classes, in_channels=channels, norm=norm),
-        r"cnn-(\d+)-(\d+)": lambda n, size: models.CNN(
-            n, channels=size, classes=classes, in_channels=channels, norm=norm
-        ),
+        r"resnet-?(\d+)": lambda depth: models.ResNet(depth, **images),
+        r"wrn-?(\d+)-(\d+)": lambda depth, k: models.WRN(depth, k, **images),
+        r"mlp-(\d+)-(\d+)": lambda depth, size: models.MLP(depth, size, **pixels),
+        r"cnn-(\d+)": lambda n: models.CNN(n, **images),
+        r"cnn-(\d+)-(\d+)": lambda n, size: models.CNN(n, channels=size, **images),
     }
     for form, make in known.items():
         if match := re.fullmatch(form, name):

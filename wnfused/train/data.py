@@ -26,12 +26,15 @@ class Images:
 
 def load(config: Config, world: World) -> Images:
     try:
-        # One process downloads; the others find what it has left.
-        world.from_first(lambda: _read(config) and None)
-        dataset = _read(config)
-        return _loaders(config, dataset, world)
+        if world.size > 1:  # one process downloads; the others find what it has left
+            world.from_first(lambda: _fetch(config))
+        return _loaders(config, _read(config), world)
     except DataError as error:
         raise RunError(str(error)) from error
+
+
+def _fetch(config: Config) -> None:
+    _read(config)
 
 
 def _read(config: Config) -> data.Dataset:
@@ -47,7 +50,9 @@ def _loaders(config: Config, dataset: data.Dataset, world: World) -> Images:
     if config.validation:
         train, held_out = data.hold_out(train, config.validation, config.seed)
     if config.batch_size > len(train):
-        raise RunError(f"batch_size: {config.batch_size} is more than the {len(train)} training images of {config.data}")
+        raise RunError(
+            f"batch_size: {config.batch_size} is more than the {len(train)} training images of {config.data}"
+        )
     augmentation = Augmentation(crop=config.crop or 0, flip=bool(config.flip), cutout=config.cutout)
 
     def loader(split: Split, size: int, alone: bool = False, training: bool = False) -> Loader:
@@ -93,5 +98,3 @@ def _check_parts(config: Config, loader: Loader, world: World) -> None:
             f"norm 'batch': a batch of {least} images in {parts} parts leaves some with fewer than 2; use --drop-last, "
             "another batch_size or fewer parts"
         )
-
-

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from wnfused.models.residual import Block
@@ -73,21 +75,19 @@ class World:
 
 def _shard(model: nn.Module, world: World) -> nn.Module:
     """Block by block, so that only one block at a time is whole."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh(world.device.type, (world.size,))
     for module in model.modules():
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
 
 
 def accumulating(runner: nn.Module, last: bool) -> AbstractContextManager[Any]:
     """Processes exchange gradients after the last part of a batch only."""
     if isinstance(runner, DistributedDataParallel):
         return nullcontext() if last else runner.no_sync()
-    if hasattr(runner, "set_requires_gradient_sync"):
+    if isinstance(runner, FSDPModule):
         runner.set_requires_gradient_sync(last)
     return nullcontext()
 
@@ -95,7 +95,7 @@ def accumulating(runner: nn.Module, last: bool) -> AbstractContextManager[Any]:
 def reshard(model: nn.Module) -> None:
     """After a forward without backward FSDP still holds whole weights: let go of them, so that the parts are seen."""
     for module in model.modules():
-        if hasattr(module, "reshard"):
+        if isinstance(module, FSDPModule):
             module.reshard()
 
 
@@ -136,5 +136,3 @@ def _device(name: str, local_rank: int) -> torch.device:
             raise RunError(f"device: {name}: torch sees {torch.cuda.device_count()} GPUs here")
         device = torch.device("cuda", index)
     return device
-
-

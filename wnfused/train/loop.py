@@ -113,10 +113,8 @@ class Trainer:
             with distributed.accumulating(self.runner, last=i == parts - 1):
                 with self.autocast():
                     logits = self.runner(x)
-                loss = F.cross_entropy(
-                    logits.float(), y, reduction="sum", label_smoothing=self.config.label_smoothing
-                )
-                self.scaler.scale(loss * (self.world.size / size)).backward()
+                loss = F.cross_entropy(logits.float(), y, reduction="sum", label_smoothing=self.config.label_smoothing)
+                self.scaler.scale(loss * (self.world.size / size)).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
             corrects.append((logits.detach().argmax(1) == y).sum())
         return (losses[0], corrects[0]) if parts == 1 else (torch.stack(losses).sum(), torch.stack(corrects).sum())

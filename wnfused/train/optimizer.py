@@ -1,5 +1,7 @@
 """SGD as the paper uses it: weight decay on gains, directions and biases alike, or on the weights only."""
 
+from typing import Any
+
 from torch import nn
 from torch.optim import SGD
 
@@ -11,7 +13,7 @@ def sgd(model: nn.Module, config: Config) -> SGD:
     spared: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (decayed if config.decay_all or is_weight(name, parameter) else spared).append(parameter)
-    groups = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [{"params": decayed}, {"params": spared, "weight_decay": 0.0}]
     return SGD(
         [group for group in groups if group["params"]],
         lr=config.lr,

@@ -2,9 +2,9 @@
 
 The paper says of Table 1: 10% of the training images held out, "the default hyperparameters reported in literature for
 batch normalized networks", and only the initial learning rate tuned for weight norm. It prints none of these numbers.
-So epochs, batch, schedule, momentum and weight decay are those of He et al. (2016) and Zagoruyko & Komodakis (2016). What
-nobody printed, and is chosen here: the tuned learning rates, and the warmup's length (Goyal et al. (2017), whom the paper
-cites for it, have 5 epochs; its form is that of the authors' code).
+So epochs, batch, schedule, momentum and weight decay are those of He et al. (2016) and Zagoruyko & Komodakis (2016).
+What nobody printed, and is chosen here: the tuned learning rates, and the warmup's length (Goyal et al. (2017), whom
+the paper cites for it, have 5 epochs; its form is that of the authors' code).
 """
 
 from typing import Any

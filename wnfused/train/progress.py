@@ -84,7 +84,12 @@ class Live(Progress):
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        columns = ("[bold]{task.description}", BarColumn(30), "{task.completed:>3.0f}/{task.total:.0f}", "{task.fields[details]}")
+        columns = (
+            "[bold]{task.description}",
+            BarColumn(30),
+            "{task.completed:>3.0f}/{task.total:.0f}",
+            "{task.fields[details]}",
+        )
         self.bars = Bars(*(c if not isinstance(c, str) else TextColumn(c) for c in columns), transient=True)
         self.task: Any = None
 

@@ -20,8 +20,9 @@ def train(
 ) -> Result:
     """Train, and leave everything in ``run_dir`` (docs/training.md tells what).
 
-    ``resume`` goes on from the last checkpoint there, if there is one; ``force`` removes an earlier run first. Bad input
-    raises RunError before anything is written. A run that diverges, or is interrupted by Ctrl-C, ends with a Result.
+    ``resume`` goes on from the last checkpoint there, if there is one; ``force`` removes an earlier run first. Bad
+    input raises RunError before anything is written. A run that diverges, or is interrupted by Ctrl-C, ends with a
+    Result.
     """
     folder = RunFolder(Path(run_dir))
     with distributed.joined(config.device) as world:
@@ -89,7 +90,9 @@ def _check_folder(folder: RunFolder, config: Config, resume: bool, force: bool) 
     if not folder.exists():
         return None
     if not resume and not force:
-        raise RunError(f"run folder {path} exists: --resume goes on with it, --force starts anew, --run-dir names another")
+        raise RunError(
+            f"run folder {path} exists: --resume goes on with it, --force starts anew, --run-dir names another"
+        )
     if not folder.is_run():
         raise RunError(f"run folder {path} holds no run (it has no config.json): name another with --run-dir")
     if force:

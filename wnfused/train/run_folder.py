@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ class RunFolder:
         self._lock: int | None = None
 
     def exists(self) -> bool:
-        """Whether a run has started here; an empty folder does not count."""
-        return self.path.is_file() or (self.path.is_dir() and any(e.name != ".lock" for e in self.path.iterdir()))
+        """Whether something lies here. A run killed before its first file counts for nothing: empty folders, a lock."""
+        if not self.path.is_dir():
+            return False
+        entries = (entry for entry in self.path.iterdir() if entry.name != ".lock" and entry.suffix != ".tmp")
+        return any(entry.name not in FOLDERS or any(entry.iterdir()) for entry in entries)
 
     def is_run(self) -> bool:
         return (self.path / "config.json").is_file()
@@ -112,10 +116,8 @@ class AtomicFile:
             raise WriteError(f"cannot write {self.path}: {refused_by_system.strerror}") from None
 
     def _discard(self) -> None:
-        try:
+        with suppress(OSError):  # what is still in its buffer goes nowhere either
             self.file.close()
-        except OSError:
-            pass  # what is still in its buffer goes nowhere either
         self.temporary.unlink(missing_ok=True)
 
 

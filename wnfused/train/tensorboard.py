@@ -22,7 +22,7 @@ class Board:
         from torch.utils.tensorboard import SummaryWriter
 
         # What a later part of the run logged before it was stopped is not shown twice.
-        self.writer: Any = SummaryWriter(str(folder), purge_step=step)  # type: ignore[no-untyped-call]
+        self.writer: Any = SummaryWriter(str(folder), purge_step=step)
 
     def steps(self, first: int, losses: list[float]) -> None:
         for step, loss in enumerate(losses, first):

@@ -14,7 +14,7 @@ TOP, BOTTOM, LEFT, RIGHT = 14, 40, 50, 14
 LABEL_ROOM = 150  # the most a line's label may take
 LETTER = 7.7  # width of a letter of the labels, about; fonts differ
 COLOURS = 7  # then the dashes change
-MARKED = 40  # points up to which each is a dot that tells its value
+MARKED = 120  # points in a panel up to which each is a dot that tells its value
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,10 @@ def panel(
     frame = _Frame(LEFT, WIDTH - room, TOP, HEIGHT - BOTTOM)
     x, y = _x_axis(drawn, whole_x), _y_axis(drawn, log, from_zero or log, bounds)
     parts = [*_grid(frame, x, y, show, x_label)]
+    marked = sum(len(curve.points) for curve in drawn) <= MARKED
     for curve in drawn:
-        parts += _line(frame, x, y, curve, show, x_label) + _cross(frame, x, y, curve, rises)
+        parts += _line(frame, x, y, curve) + (_dots(frame, x, y, curve, show, x_label) if marked else [])
+        parts += _cross(frame, x, y, curve, rises)
     if labelled:
         parts += _labels(frame, [_end(frame, x, y, curve, rises) for curve in drawn], drawn)
     ends = (f"{c.label} {f'ends at {show(c.points[-1][1])}' if c.diverged is None else 'diverges'}" for c in drawn)
@@ -123,28 +125,36 @@ def _grid(frame: _Frame, x: Axis, y: Axis, show: Callable[[float], str], x_label
     return parts
 
 
-def _line(frame: _Frame, x: Axis, y: Axis, curve: Curve, show: Callable[[float], str], x_label: str) -> list[str]:
-    places = [(frame.x(x, at), frame.y(y, value)) for at, value in curve.points]
-    kind = f"c{curve.colour % COLOURS}"
-    dashed = " dashed" if curve.colour >= COLOURS else ""
-    path = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
-    parts = [f'<path class="line {kind}{dashed}" d="M{path}"/>'] if len(places) > 1 else []
-    if len(places) <= MARKED:
-        for (a, b), (at, value) in zip(places, curve.points, strict=True):
-            said = escape(f"{curve.label}, {x_label} {at:g}: {show(value)}")
-            parts.append(f'<circle class="dot {kind}" cx="{a:.1f}" cy="{b:.1f}" r="2.6"><title>{said}</title></circle>')
+def _line(frame: _Frame, x: Axis, y: Axis, curve: Curve) -> list[str]:
+    if len(curve.points) < 2:
+        return []
+    path = "L".join(f"{frame.x(x, at):.1f} {frame.y(y, value):.1f}" for at, value in curve.points)
+    return [f'<path class="line {kind(curve.colour)}" d="M{path}"/>']
+
+
+def _dots(frame: _Frame, x: Axis, y: Axis, curve: Curve, show: Callable[[float], str], x_label: str) -> list[str]:
+    parts = []
+    for at, value in curve.points:
+        place = f'cx="{frame.x(x, at):.1f}" cy="{frame.y(y, value):.1f}"'
+        said = escape(f"{curve.label}, {x_label} {at:g}: {show(value)}".removeprefix(", "))
+        parts.append(f'<circle class="dot c{curve.colour % COLOURS}" {place} r="2.6"><title>{said}</title></circle>')
     return parts
+
+
+def kind(colour: int) -> str:
+    """The classes of a line: seven colours, and the same seven dashed."""
+    return f"c{colour % COLOURS}" + (" dashed" if colour >= COLOURS else "")
 
 
 def _cross(frame: _Frame, x: Axis, y: Axis, curve: Curve, rises: bool) -> list[str]:
     if curve.diverged is None:
         return []
     a, b = _end(frame, x, y, curve, rises)
-    kind = f"c{curve.colour % COLOURS}"
-    parts = [f'<path class="line {kind}" d="M{a - 5:.1f} {b - 5:.1f}l10 10m0 -10l-10 10"/>']
+    colour = f"c{curve.colour % COLOURS}"
+    parts = [f'<path class="line {colour}" d="M{a - 5:.1f} {b - 5:.1f}l10 10m0 -10l-10 10"/>']
     if rises and curve.points:
         last = frame.x(x, curve.points[-1][0]), frame.y(y, curve.points[-1][1])
-        parts.append(f'<path class="line {kind} dashed" d="M{last[0]:.1f} {last[1]:.1f}L{a:.1f} {b:.1f}"/>')
+        parts.append(f'<path class="line {colour} dashed" d="M{last[0]:.1f} {last[1]:.1f}L{a:.1f} {b:.1f}"/>')
     return parts
 
 
@@ -159,11 +169,11 @@ def _labels(frame: _Frame, ends: Sequence[tuple[float, float]], curves: Sequence
     places = spread([end for _, end in ends], 14, frame.top, frame.bottom)
     parts = []
     for curve, (a, b), at in zip(curves, ends, places, strict=True):
-        kind = f"c{curve.colour % COLOURS}"
+        colour = f"c{curve.colour % COLOURS}"
         if frame.right - a > 12 or abs(at - b) > 6:  # lead the eye from the line's end to its name
-            parts.append(f'<path class="leader {kind}" d="M{a + 7:.1f} {b:.1f}L{frame.right + 5:.1f} {at:.1f}"/>')
+            parts.append(f'<path class="leader {colour}" d="M{a + 7:.1f} {b:.1f}L{frame.right + 5:.1f} {at:.1f}"/>')
         label = escape(_short(curve.label))
-        parts.append(f'<text class="label {kind}" x="{frame.right + 9:.1f}" y="{at + 4:.1f}">{label}</text>')
+        parts.append(f'<text class="label {colour}" x="{frame.right + 9:.1f}" y="{at + 4:.1f}">{label}</text>')
     return parts
 
 

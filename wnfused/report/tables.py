@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from wnfused.report import numbers
-from wnfused.report.curves import COLOURS
+from wnfused.report.curves import kind as line_kind
 from wnfused.train.records import Record
 
 
@@ -41,7 +41,7 @@ def key(names: Sequence[str], runs: Sequence[Record]) -> str:
 
 
 def swatch(colour: int) -> str:
-    line = f'<path class="line c{colour % COLOURS}" d="M1 5H17"/>'
+    line = f'<path class="line {line_kind(colour)}" d="M1 5H17"/>'
     return f'<svg class="swatch" viewBox="0 0 18 10" aria-hidden="true">{line}</svg>'
 
 
@@ -155,8 +155,11 @@ def fields(names: Sequence[str], dictionaries: Sequence[dict[str, Any]], title: 
 def _compared(values: Sequence[str]) -> str:
     """A row's cells; those that differ from what most runs have are marked."""
     (usual, times), *_ = Counter(values).most_common(1)
-    cells = (escape(v) if v == usual and times > len(values) / 2 else f"<mark>{escape(v)}</mark>" for v in values)
-    return "".join(f"<td>{cell}</td>" for cell in cells)
+    cells = []
+    for value in values:
+        text = escape(value) if value == usual and times > len(values) / 2 else f"<mark>{escape(value)}</mark>"
+        cells.append(f'<td class="long">{text}</td>' if len(value) > 40 else f"<td>{text}</td>")
+    return "".join(cells)
 
 
 def _same(field: str, dictionaries: Sequence[dict[str, Any]]) -> bool:

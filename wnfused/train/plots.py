@@ -10,8 +10,7 @@ TRAINING, VALIDATION, RATE = "#d55e00", "#0072b2", "#00835f"  # told apart by co
 
 def plot_run(run_dir: Path) -> list[Path]:
     """Write plots/loss.png, accuracy.png and lr.png of a run folder; a picture with nothing to show is left out."""
-    run = read(run_dir)
-    folder = run_dir / "plots"
+    run, folder = read(run_dir), run_dir / "plots"
     folder.mkdir(exist_ok=True)
     pairs = [("training", "train_{}", TRAINING), ("validation", "validation_{}", VALIDATION)]
     plots = {
@@ -70,7 +69,7 @@ def _figure(**options: Any) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'wnfused[train]'") from error
+        raise ImportError("plots need matplotlib: pip install 'wnfused[train]'", name="matplotlib") from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
     return figure

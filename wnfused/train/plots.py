@@ -29,9 +29,9 @@ TITLES = {"loss": "Loss", "accuracy": "Accuracy", "lr": "Learning rate"}
 
 
 def _plot(file: Path, name: str, curves: list[tuple[str, list[tuple[float, float]], str]], run: Record) -> Path:
+    figure = _figure(figsize=(5.6, 3.4), dpi=120)
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
-    figure = _figure(figsize=(5.6, 3.4), dpi=120)
     panel = figure.subplots()
     for label, points, colour in curves:
         if points:

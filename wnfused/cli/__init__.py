@@ -3,10 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from wnfused.cli import train, build, info, tune, audit, doctor  # isort: skip
+from wnfused.cli import train, report, build, info, tune, audit, doctor  # isort: skip
 from wnfused.cli.commands import COMMANDS, Command, Parser, fail, nearest_command, wnfused_version
 
-__all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "info", "main", "train", "tune"]
+__all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "info", "main", "report", "train", "tune"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -130,4 +130,16 @@ def _summary(result: Any, folder: Path) -> str:
 
 
 def _showcase() -> int:
-    return train(argparse.Namespace(preset="smoke", config=None, run_dir=None, resume=False, force=False, quiet=False))
+    from wnfused.cli import terminal
+    from wnfused.experiments import showcase
+    from wnfused.report import ReportError
+    from wnfused.train import RunError
+    from wnfused.train.progress import choose
+
+    try:
+        complete = showcase.run(progress=choose, say=terminal.paragraph, table=terminal.table)
+    except RunError as error:
+        return fail(f"train: {error}", code=error.code)
+    except ReportError as error:
+        return fail(f"train: {error}", code=2)
+    return 0 if complete else 130

@@ -14,9 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from train_cases import config, dataset
+from train_cases import config, use, use_for_good
 
-from wnfused import data
 from wnfused.train import Config, load_best, train
 from wnfused.train.checkpoints import KEYS, load, steps
 
@@ -31,14 +30,9 @@ RUNS: dict[str, dict[str, Any]] = {
 LONGER = 5  # epochs to which one process takes the FSDP run further
 
 
-def use_tiny_images() -> None:
-    tiny = dataset()
-    data.load = lambda name, **options: tiny  # type: ignore[assignment]
-
-
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
-    use_tiny_images()
+    use_for_good()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
     )
@@ -78,8 +72,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _tiny_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = dataset()
-    monkeypatch.setattr(data, "load", lambda name, **options: tiny)
+    use(monkeypatch)
 
 
 def assert_same_run(several: Path, alone: Path) -> None:
@@ -127,10 +120,10 @@ def test_one_process_goes_on_where_two_stopped(trained: Path, tmp_path: Path) ->
 SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
-from test_train_distributed import use_tiny_images
+from train_cases import use_for_good
 from wnfused.cli import main
 from wnfused.train.loop import Trainer
-use_tiny_images()
+use_for_good()
 step = Trainer.train_step
 
 def dangerous(self, images, labels):

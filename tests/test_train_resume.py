@@ -227,12 +227,10 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
-from wnfused import data
-from train_cases import config, dataset
+from train_cases import config, use_for_good
 from wnfused.train import train
 from wnfused.train.checkpoints import latest, number, steps
-tiny = dataset()
-data.load = lambda name, **options: tiny
+use_for_good()
 settings = config(**{recipe!r}, checkpoint_steps=1, keep=2, epochs=8)
 
 def start(folder):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from wnfused import data
 from wnfused.data import Dataset, Split
-from wnfused.train import Config
+from wnfused.train import Config, run
 
 CLASSES = 3
 
@@ -27,9 +27,15 @@ def dataset(train: int = 45, test: int = 21) -> Dataset:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, images: Dataset | None = None) -> None:
-    """``data.load`` gives the tiny images."""
+    """``data.load`` gives the tiny images, and no plots are drawn, which takes longer than these runs."""
     tiny = images or dataset()
     monkeypatch.setattr(data, "load", lambda name, **options: tiny)
+    monkeypatch.setattr(run, "_plot", lambda path, progress: None)
+
+
+def use_for_good() -> None:
+    """The same, in a process of its own."""
+    use(pytest.MonkeyPatch())
 
 
 def config(**changes: Any) -> Config:

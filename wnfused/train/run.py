@@ -178,12 +178,13 @@ def _check_best(folder: RunFolder, saved: checkpoints.Payload, progress: Progres
 
 
 def _plot(path: Path, progress: Progress) -> None:
+    """The run is complete and safe by now: pictures that cannot be drawn are no reason to fail."""
+    from wnfused.train.plots import plot_run
+
     try:
-        from wnfused.train.plots import plot_run
-    except ImportError as error:
-        progress.say(f"no plots: {error.name} is not installed")
-        return
-    plot_run(path)
+        plot_run(path)
+    except (ImportError, OSError) as error:
+        progress.say(f"no plots: {error}")
 
 
 def load_best(run_dir: Path | str) -> nn.Module:

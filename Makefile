@@ -10,11 +10,11 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-gpu lint format train bench bench-gpu audit clean
+.PHONY: help setup build test test-gpu lint format train bench bench-train bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## make .venv and install the package (editable), its tools and its pinned dependencies
 
@@ -66,6 +66,10 @@ train: setup ## train a deep weight-normalized network from three initialization
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
 	@echo "==> measuring (leave the machine alone meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
+
+bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm, batch norm, no normalization
+	@echo "==> measuring (leave the machine alone meanwhile)"
+	$(BIN)/python -m benchmarks.training $(ARGS)
 
 bench-gpu: setup ## measure the layers on the GPU at hand
 	@echo "==> measuring on a GPU (leave the machine alone meanwhile)"

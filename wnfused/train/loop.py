@@ -128,13 +128,14 @@ class Trainer:
         self.model.train()
         self.meter.start_clock()
         for images, labels in self.images.train.epoch(self.epoch, self.batch):
-            self.train_step(images, labels)
-            self.batch += 1
-            self.step += 1
-            self._between_steps()
+            self.advance(images, labels)
         self.read_losses()
 
-    def _between_steps(self) -> None:
+    def advance(self, images: Tensor, labels: Tensor) -> None:
+        """One step and all that goes with it."""
+        self.train_step(images, labels)
+        self.batch += 1
+        self.step += 1
         if self.world.device.type == "cpu":
             self.meter.lap()
         if self.step % READ_EVERY == 0:

@@ -37,6 +37,7 @@ def worker(rank: int, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=timedelta(seconds=60)
     )
     results = {name: train(config(**changes), Path(folder) / name).as_dict() for name, changes in RUNS.items()}
+    results["diverged"] = train(config(lr=1e5), Path(folder) / "diverged").as_dict()
     results["refused"] = refusal(folder)
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
@@ -107,6 +108,13 @@ def test_all_processes_refuse_together(trained: Path) -> None:
     for rank in range(WORLD):
         said = json.loads((trained / f"{rank}.json").read_text())["refused"]
         assert said.startswith("RunError: run folder") and "exists: --resume" in said
+
+
+def test_all_processes_agree_on_divergence(trained: Path, tmp_path: Path) -> None:
+    alone = train(config(lr=1e5), tmp_path / "alone")
+    for rank in range(WORLD):
+        said = json.loads((trained / f"{rank}.json").read_text())["diverged"]
+        assert (said["status"], said["diverged_step"]) == ("diverged", alone.diverged_step)
 
 
 def test_one_process_goes_on_where_two_stopped(trained: Path, tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[
                 if wanted and (content := tar.extractfile(member)):
                     yield path.name, content.read()
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise DataError(f"{archive} cannot be read, it may be cut off ({error})") from error
+        reason = str(error).partition("\n")[0].rstrip(":")
+        raise DataError(f"{archive} cannot be read, it may be cut off ({reason})") from error
 
 
 def _check(archive: Path, member: tarfile.TarInfo) -> None:
@@ -41,7 +42,12 @@ def _check(archive: Path, member: tarfile.TarInfo) -> None:
 
 
 def unpack(archive: Path, folder: str, files: Sequence[str]) -> None:
-    """Write ``files`` of the archive's ``folder`` beside the archive: all of them, or nothing after an error."""
+    """Write ``files`` of the archive's ``folder`` beside the archive: all of them, or nothing after an error.
+
+    The caller holds the lock of the archive's folder.
+    """
+    for leftover in archive.parent.glob(".unpacking-*"):  # of a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
     with writing(archive.parent):
         place = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=archive.parent))
     try:

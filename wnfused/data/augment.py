@@ -54,26 +54,43 @@ def move(images: Tensor, augmentation: Augmentation, draws: Draws) -> Tensor:
     if augmentation.crop:
         images = _crop(images, augmentation.crop, draws.top, draws.left)
     if augmentation.flip:
-        images = torch.where(draws.flipped.bool()[:, None, None, None], images.flip(3), images)
+        images = _flip(images, draws.flipped)
     return images
 
 
 def _crop(images: Tensor, margin: int, top: Tensor, left: Tensor) -> Tensor:
-    height, width = images.shape[2:]
-    padded = F.pad(images, (margin, margin, margin, margin))
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # [B, C, 2·margin+1, 2·margin+1, H, W], a view
-    return windows[torch.arange(len(images), device=images.device), :, top, left]
+    """A window is a run of its padded image's bytes, with gaps between rows and channels.
+
+    So one copy for each image cuts the runs out, and the gaps stay behind in the strides. That is several times faster
+    than to gather pixel by pixel.
+    """
+    count, channels = images.shape[:2]
+    if count == 0:
+        return images
+    padded = F.pad(images, (margin, margin, margin, margin))  # [B, C, rows, columns]
+    rows, columns = padded.shape[2:]
+    size = channels * rows * columns
+    run = size - 2 * margin * (columns + 1)  # from the first byte of a window to its last
+    runs = padded.as_strided((count * size - run + 1, run), (1, 1))  # one that starts at each byte
+    starts = torch.arange(count, device=images.device) * size + top * columns + left
+    return runs.index_select(0, starts).as_strided(images.shape, (run, rows * columns, columns, 1))
+
+
+def _flip(images: Tensor, flipped: Tensor) -> Tensor:
+    """Each image or its mirror image is picked whole, which is faster than pixel by pixel."""
+    both = torch.cat((images, images.flip(3)))  # [2B, C, H, W]
+    return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * flipped)
 
 
 def cut_out(images: Tensor, side: int, row: Tensor, column: Tensor) -> None:
     """Set a square of each image to zero, in place; of normalized images that is the mean."""
     height, width = images.shape[2:]
-    rows = _near(row, height, side)[:, :, None]  # [B, H, 1]
+    rows = _near(row, height, side)[:, :, None]  # [B, H, 1], 1 inside the square
     columns = _near(column, width, side)[:, None, :]  # [B, 1, W]
-    images.masked_fill_((rows & columns)[:, None], 0.0)
+    images.mul_(1 - (rows * columns)[:, None])
 
 
 def _near(centre: Tensor, size: int, side: int) -> Tensor:
-    """[B, size]: which positions lie in the ``side`` pixels around each centre."""
+    """[B, size]: 1 for the ``side`` positions around each centre, 0 for the others."""
     distance = torch.arange(size, device=centre.device) - (centre - side // 2)[:, None]
-    return (distance >= 0) & (distance < side)
+    return ((distance >= 0) & (distance < side)).float()

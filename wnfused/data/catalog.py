@@ -71,6 +71,8 @@ def _advice(name: str, text: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{name}: {error}. {text}") from error
+    except OSError as error:  # as a folder that must not be entered
+        raise DataError(f"{name}: {error.filename} cannot be read: {error.strerror}. {text}") from error
 
 
 def _by_hand(name: str) -> str:

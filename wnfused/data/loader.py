@@ -48,9 +48,9 @@ class Loader:
             raise DataError(f"Loader: batch_size: expected at most the {len(split)} images there are, got {batch_size}")
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.scale, self.shift = _normalization(mean, std, split.images.shape[1], self.images.device)
-        self.batch_size, self.augmentation, self.seed = batch_size, augmentation, seed
+        self.batch_size, self.augmentation, self.seed = int(batch_size), augmentation, int(seed)
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.rank, self.world = rank, world
+        self.rank, self.world = int(rank), int(world)
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
     def __len__(self) -> int:
@@ -75,7 +75,7 @@ class Loader:
         check_integer("Loader", "start", start, 0)
         if start > len(self):
             raise ValueError(f"Loader: start: expected 0 to {len(self)}, got {start}")
-        return self._batches(number, start)
+        return self._batches(int(number), int(start))
 
     def _batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = torch.arange(len(self.images))
@@ -85,7 +85,7 @@ class Loader:
             count = self.global_size(batch)
             first = batch * self.batch_size
             chosen, draws = self._slice(order[first : first + count], self._draw(epoch, batch, count))
-            yield self._make(chosen, draws), self.labels[chosen]
+            yield self._make(chosen, draws), self.labels.index_select(0, chosen)
 
     def _draw(self, epoch: int, batch: int, count: int) -> Draws | None:
         if self.augmentation == PLAIN:
@@ -102,14 +102,14 @@ class Loader:
         return packed[0], None if draws is None else Draws(*packed[1:])
 
     def _make(self, chosen: Tensor, draws: Draws | None) -> Tensor:
-        moved = self.images[chosen]  # uint8 [B, C, H, W]
+        moved = self.images.index_select(0, chosen)  # uint8 [B, C, H, W]
         if draws is not None:
             moved = move(moved, self.augmentation, draws)
         # Two operations, each rounded as IEEE says: a fused one would differ between devices.
-        images = moved.to(torch.float32, memory_format=self.memory_format).mul_(self.scale).add_(self.shift)
+        images = moved.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.scale).add_(self.shift)
         if draws is not None and self.augmentation.cutout:
             cut_out(images, self.augmentation.cutout, draws.row, draws.column)
-        return images
+        return images.contiguous(memory_format=self.memory_format)
 
 
 def _normalization(

@@ -7,6 +7,7 @@ module that only keeps numbers, and any other name ends the reading. Not even nu
 import io
 import math
 import pickle
+import pickletools
 import re
 from typing import Any
 
@@ -21,6 +22,7 @@ _NUMBERS = re.compile(r"[<>|=]?[iu][1248]")
 def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     """The dictionary in ``data``: keys as text, arrays as numpy arrays; ``where`` names the file in errors."""
     try:
+        _check_memo(data)
         found = _Reader(io.BytesIO(data), encoding="bytes").load()
         if type(found) is not dict:
             raise TypeError(f"a {type(found).__name__} instead of a dictionary")
@@ -28,7 +30,15 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     except _Forbidden as error:
         raise DataError(f"{where} is not to be trusted: it is a pickle that names {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{where} is corrupt or cut off ({type(error).__name__}: {error})") from error
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{where} is corrupt or cut off ({type(error).__name__}: {reason})") from error
+
+
+def _check_memo(data: bytes) -> None:
+    """One damaged byte can make Python fill gigabytes for a table of remembered objects; a real one has a few."""
+    for opcode, argument, _ in pickletools.genops(data):
+        if opcode.name.endswith("PUT") and argument is not None and argument > len(data):
+            raise ValueError(f"object number {argument}")
 
 
 class _Forbidden(Exception):
@@ -99,10 +109,14 @@ def _stand_ins() -> dict[tuple[str, str], Any]:
             raise ValueError(f"bytes in {encoding!r}")
         return text.encode("latin1")
 
+    def empty() -> bytes:  # the same for no bytes at all
+        return b""
+
     return {
         ("numpy", "ndarray"): object,
         ("numpy", "dtype"): _Dtype,
         ("numpy.core.multiarray", "_reconstruct"): reconstruct,
         ("numpy.core.numeric", "_frombuffer"): frombuffer,
         ("_codecs", "encode"): encode,
+        ("__builtin__", "bytes"): empty,
     }

@@ -33,7 +33,7 @@ def _lines(title: str, total: int) -> Advance:
         tenth = 10 * done // max(total, 1)
         if tenth > shown:
             shown = tenth
-            sys.stderr.write(f"{title}: {10 * tenth}% of {total / 1e6:.1f} MB\n")
+            sys.stderr.write(f"{title}: {10 * tenth}% of {total / 1e6:.3g} MB\n")
             sys.stderr.flush()
 
     return advance

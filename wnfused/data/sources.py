@@ -29,7 +29,10 @@ _MNIST = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
 )
-_FASHION = ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",)
+_FASHION = (
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+)
 _CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
 
 

@@ -64,7 +64,7 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     count = round(len(split) * fraction)
     if not 0 < count < len(split):
         raise DataError(f"hold_out: fraction: {fraction} of {len(split)} images leaves one of the two parts empty")
-    order = torch.randperm(len(split), generator=generator("hold out", seed))
+    order = torch.randperm(len(split), generator=generator("hold out", int(seed)))
     return _take(split, order[count:]), _take(split, order[:count])
 
 

@@ -1,0 +1,81 @@
+"""Images per second that the loader makes: whether it could hold training back.
+
+python -m benchmarks.loader [--data NAME] [--data-dir DIR] [--batch 128] [--threads 2] [--seconds 2]
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from wnfused.data import NAMES, Augmentation, DataError, Dataset, Loader, Split, load
+
+CASES = {
+    "normalization alone": Augmentation(),
+    "crop 4, flip": Augmentation(crop=4, flip=True),
+    "crop 4, flip, cutout 16": Augmentation(crop=4, flip=True, cutout=16),
+}
+
+
+def noise() -> Dataset:
+    """As many bytes as CIFAR-10 has, when no data is at hand: the loader does not care what they show."""
+    source = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=source)
+    split = Split(images, torch.randint(10, (len(images),), generator=source))
+    return Dataset("noise", split, split, 10, (0.5,) * 3, (0.25,) * 3)
+
+
+def milliseconds(loader: Loader, seconds: float) -> float:
+    """Median time of a batch."""
+    times: list[float] = []
+    start = time.perf_counter()
+    for epoch in range(1_000_000):
+        last = time.perf_counter()
+        for _ in loader.epoch(epoch):
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+            if now - start > seconds:
+                return 1e3 * statistics.median(times)
+    raise AssertionError("unreachable")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure the loader.")
+    parser.add_argument("--data", default="noise", choices=("noise", *NAMES), help="(default: random bytes)")
+    parser.add_argument("--data-dir", help="the folder that holds the data")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each row (default: 2)")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    try:
+        data = noise() if args.data == "noise" else load(args.data, data_dir=args.data_dir)
+        loaders = {
+            (name, channels_last): Loader(
+                data.train,
+                args.batch,
+                mean=data.mean,
+                std=data.std,
+                augmentation=augmentation,
+                drop_last=True,
+                channels_last=channels_last,
+            )
+            for name, augmentation in CASES.items()
+            for channels_last in (False, True)
+        }
+    except DataError as error:
+        parser.error(str(error))
+    print(
+        f"{data.name}: {len(data.train)} images, batch {args.batch}, {args.threads} threads, torch {torch.__version__}"
+    )
+    for (name, channels_last), loader in loaders.items():
+        took = milliseconds(loader, args.seconds)
+        layout = "channels-last" if channels_last else "contiguous"
+        print(f"{name:<24} {layout:<14} {took:7.3f} ms a batch {1e3 * args.batch / took:10,.0f} images/s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -92,11 +92,18 @@ def test_runs_side_by_side_show_where_they_differ(capsys, tmp_path):
     folders = [write_run(tmp_path / init, init=init) for init in ("robust", "he", "hanin")]
     (tmp_path / "odd").mkdir()
     folders.append(write_run(tmp_path / "odd" / "run", init="robust", lr=0.25))
+    (folders[0] / "environment.json").write_text(json.dumps({"torch": "2.13.0", "threads": 2, "started": "today"}))
     output = tmp_path / "page.html"
     code, out, _ = run(capsys, *folders, "--output", output)
     assert (code, out) == (0, f"{output} (4 runs)\n")
     page = Page(output.read_text(encoding="utf-8"))
-    assert page.marked == ["robust", "he", "hanin", "robust", "0.25"]  # no init is the majority's; lr 0.1 is
+    assert page.marked == [
+        "robust",
+        "he",
+        "hanin",
+        "robust",
+        "0.25",
+    ]  # no init is the majority's; lr 0.1 is; times differ anyway
     assert "3 fields the same in all runs" in page.texts
     assert sum(attrs.get("role") == "img" for _, attrs in page.tags) == 6
 

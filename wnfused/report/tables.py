@@ -141,7 +141,10 @@ def fields(names: Sequence[str], dictionaries: Sequence[dict[str, Any]], title: 
     parts = [f"<h2>{escape(title)}</h2>"]
     if differing:
         head = "".join(_cell("th", text) for text in ("differs", *names))
-        rows = [_cell("th", field) + _compared([_value(d, field) for d in dictionaries]) for field in differing]
+        rows = [
+            _cell("th", field) + _compared([_value(d, field) for d in dictionaries], field not in TIMES)
+            for field in differing
+        ]
         parts.append(_table(head, rows, "fields"))
     if shared:
         pairs = (f"<div><dt>{escape(f)}</dt><dd>{escape(_value(dictionaries[0], f))}</dd></div>" for f in shared)
@@ -152,12 +155,16 @@ def fields(names: Sequence[str], dictionaries: Sequence[dict[str, Any]], title: 
     return "".join(parts)
 
 
-def _compared(values: Sequence[str]) -> str:
+TIMES = ("started", "resumed")  # differ anyway
+
+
+def _compared(values: Sequence[str], marks: bool) -> str:
     """A row's cells; those that differ from what most runs have are marked."""
     (usual, times), *_ = Counter(values).most_common(1)
     cells = []
     for value in values:
-        text = escape(value) if value == usual and times > len(values) / 2 else f"<mark>{escape(value)}</mark>"
+        usually = value == usual and times > len(values) / 2
+        text = f"<mark>{escape(value)}</mark>" if marks and not usually else escape(value)
         cells.append(f'<td class="long">{text}</td>' if len(value) > 40 else f"<td>{text}</td>")
     return "".join(cells)
 

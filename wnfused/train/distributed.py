@@ -1,5 +1,6 @@
 """The processes of a run: one alone, or those that torchrun started (DDP or FSDP2; gloo on CPUs, NCCL on GPUs)."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from wnfused.models.residual import Block
@@ -117,14 +119,30 @@ def joined(device: str) -> Iterator[World]:
         torch.cuda.set_device(place)
     enter = not dist.is_initialized()
     if enter:
-        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        _enter("nccl" if place.type == "cuda" else "gloo")
     try:
         size = dist.get_world_size()
         control = dist.new_group(backend="gloo") if size > 1 and dist.get_backend() != "gloo" else None
         yield World(dist.get_rank(), size, place, control)
     finally:
         if enter:
+            gc.collect()  # a DDP module that outlives its group hangs, now and then, when it goes
             dist.destroy_process_group()
+
+
+def _enter(backend: str) -> None:
+    """As ``init_process_group(backend)``, but a restart by torchrun does not find its dead predecessor's addresses.
+
+    On one machine the agent's store outlives the workers (torch 2.13), and gloo would connect to ports that nobody
+    listens to any more.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+    if attempt is None or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        dist.init_process_group(backend)
+        return
+    store, rank, size = next(rendezvous("env://"))
+    own = dist.PrefixStore(f"wnfused/attempt_{attempt}", store)  # type: ignore[attr-defined]
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def _device(name: str, local_rank: int) -> torch.device:

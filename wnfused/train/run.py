@@ -27,21 +27,24 @@ def train(
     folder = RunFolder(Path(run_dir))
     with distributed.joined(config.device) as world:
         shown = progress if progress is not None and world.first else Progress()
-        if config.tensorboard:
-            tensorboard.check()
-        _check_precision(config, world)
-        ended = world.from_first(lambda: _check_folder(folder, config, resume, force))
-        if ended is not None:
-            shown.say(f"the run in {folder.path} has {ended.status} already")
-            return ended
-        images = data.load(config, world)
-        model = build.network(config, images.shape, images.classes, lambda: images.first_batch)
-        try:
-            saved = world.from_first(lambda: _open(folder, config, world, resume, shown))
-            trainer = Trainer(config, model, images, folder, world, shown, saved)
-            return _run(trainer)
-        finally:
-            folder.unlock()
+        return _train(config, folder, world, shown, resume, force)
+
+
+def _train(config: Config, folder: RunFolder, world: World, progress: Progress, resume: bool, force: bool) -> Result:
+    if config.tensorboard:
+        tensorboard.check()
+    _check_precision(config, world)
+    ended = world.from_first(lambda: _check_folder(folder, config, resume, force))
+    if ended is not None:
+        progress.say(f"the run in {folder.path} has {ended.status} already")
+        return ended
+    images = data.load(config, world)
+    model = build.network(config, images.shape, images.classes, lambda: images.first_batch)
+    try:
+        saved = world.from_first(lambda: _open(folder, config, world, resume, progress))
+        return _run(Trainer(config, model, images, folder, world, progress, saved))
+    finally:
+        folder.unlock()
 
 
 def _run(trainer: Trainer) -> Result:

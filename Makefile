@@ -3,18 +3,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=# more arguments for pip, for example another package index
-ARGS ?=# more arguments for pytest, the example, the benchmarks or the audit
+ARGS ?=# more arguments for pytest, the training, the benchmarks or the audit
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)# processes that run the tests
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-gpu lint format train bench bench-gpu audit clean
+.PHONY: help setup build test test-gpu lint format train bench bench-train bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## make .venv and install the package (editable), its tools and its pinned dependencies
 
@@ -57,13 +57,19 @@ test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of i
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest $(wildcard tests/test_triton_*.py) $(ARGS)
 
-train: setup ## train a weight-normalized network on scikit-learn's digits, beside torch's weight_norm
-	@echo "==> training on scikit-learn's digits"
-	@$(BIN)/python benchmarks/digits.py $(ARGS)
+train: setup ## train a deep weight-normalized network from three initializations (ARGS="--preset smoke": another run)
+	@echo "==> building the native CPU kernels"
+	@$(BIN)/wnfused build || echo "==> going on without them: the torch backend serves"
+	@echo "==> wnfused train"
+	@$(BIN)/wnfused train $(ARGS)
 
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
 	@echo "==> measuring (leave the machine alone meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
+
+bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm, batch norm, no normalization
+	@echo "==> measuring (leave the machine alone meanwhile)"
+	$(BIN)/python -m benchmarks.training $(ARGS)
 
 bench-gpu: setup ## measure the layers on the GPU at hand
 	@echo "==> measuring on a GPU (leave the machine alone meanwhile)"

@@ -59,7 +59,10 @@ def test_version(capsys):
     [
         (["biuld"], "wnfused: unknown command 'biuld', did you mean 'build'?\n"),
         (["xyzzy", "--help"], f"wnfused: unknown command 'xyzzy', expected one of {', '.join(cli.COMMANDS)}\n"),
-        (["info", "--jsn"], "wnfused: unrecognized arguments: --jsn (see wnfused --help)\n"),
+        (
+            ["info", "--jsn"],
+            "wnfused info: unrecognized arguments: --jsn, did you mean --json? (see wnfused info --help)\n",
+        ),
         (["--backend"], "wnfused: unrecognized arguments: --backend (see wnfused --help)\n"),
     ],
 )
@@ -75,12 +78,14 @@ def test_interrupt_leaves_without_a_traceback(capsys, monkeypatch):
     assert run(capsys, "build") == (130, "", "wnfused: interrupted\n")
 
 
-def test_the_module_itself_imports_only_the_standard_library():
-    tree = ast.parse(Path(cli.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("file", sorted(Path(cli.__file__).parent.glob("*.py")), ids=lambda file: file.name)
+def test_the_package_itself_imports_only_the_standard_library(file):
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     modules = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
     modules += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
     assert modules
-    assert {name.split(".")[0] for name in modules} <= sys.stdlib_module_names
+    foreign = [name for name in modules if name.split(".")[0] not in sys.stdlib_module_names]
+    assert all(name.startswith("wnfused.cli") for name in foreign), foreign
 
 
 def test_python_m_wnfused(tmp_path):
@@ -128,7 +133,7 @@ def test_info_as_json(capsys):
 
 
 def test_info_as_text(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "probe_bf16", lambda: WORKS)
+    monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
     monkeypatch.delenv("WNFUSED_BACKEND", raising=False)
     code, out, _ = run(capsys, "info")
     assert code == 0
@@ -139,8 +144,8 @@ def test_info_as_text(capsys, monkeypatch):
 
 
 def test_info_builds_nothing(capsys, monkeypatch, empty_cache):
-    monkeypatch.setattr(cli, "probe_bf16", lambda: WORKS)
-    monkeypatch.setattr(cli, "_compiler", lambda: "/usr/bin/c++")
+    monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
+    monkeypatch.setattr(cli.info, "_compiler", lambda: "/usr/bin/c++")
     code, out, err = run(capsys, "info", "--json")
     assert (code, err) == (0, "")
     facts = json.loads(out)
@@ -151,7 +156,7 @@ def test_info_builds_nothing(capsys, monkeypatch, empty_cache):
 
 
 def test_info_without_a_compiler(capsys, monkeypatch, empty_cache, no_compiler):
-    monkeypatch.setattr(cli, "probe_bf16", lambda: WORKS)
+    monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
     code, out, _ = run(capsys, "info")
     assert code == 0
     assert "unavailable: it is not built and no C++ compiler is found" in out
@@ -159,10 +164,10 @@ def test_info_without_a_compiler(capsys, monkeypatch, empty_cache, no_compiler):
 
 
 def test_info_leaves_the_choice_of_backend_alone(monkeypatch):
-    monkeypatch.setattr(cli, "probe_bf16", lambda: WORKS)
+    monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
     with wnfused.backend("torch"):
-        assert cli.gather()["backend"] == "torch"
-        assert cli.gather()["backend"] == "torch"
+        assert cli.info.gather()["backend"] == "torch"
+        assert cli.info.gather()["backend"] == "torch"
 
 
 @pytest.mark.parametrize(
@@ -191,9 +196,9 @@ def test_bf16_probe(tmp_path, monkeypatch, script, probe, text):
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    assert cli.probe_bf16(str(python)) == probe
-    assert cli._describe_bf16(probe) == text
+    assert cli.info.probe_bf16(str(python)) == probe
+    assert cli.info._describe_bf16(probe) == text
 
 
 def test_bf16_probe_survives_a_missing_interpreter(tmp_path):
-    assert cli.probe_bf16(str(tmp_path / "none"))["died"].startswith("did not run:")
+    assert cli.info.probe_bf16(str(tmp_path / "none"))["died"].startswith("did not run:")

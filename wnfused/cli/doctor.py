@@ -1,0 +1,40 @@
+"""``wnfused doctor``: one page on a model."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from wnfused.cli.commands import command, fail
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="package.module:name or 'package.module:name(arguments)'")
+    parser.add_argument(
+        "--input", default="8,3,32,32", metavar="SIZES", help="shape of the example (default: 8,3,32,32)"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="also plot the signal")
+
+
+@command("doctor", "examine a model: roles, gains, signal, dead rows, what would fuse", _doctor_arguments)
+def doctor(args: argparse.Namespace) -> int:
+    import torch
+
+    from wnfused.diagnostics import doctor as clinic
+    from wnfused.diagnostics import signal_report
+
+    try:
+        shape = [int(part) for part in args.input.split(",")]
+    except ValueError:
+        return fail(f"doctor: --input: expected sizes like 8,3,32,32, got {args.input!r}", code=2)
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does: models are usually where one stands
+    try:
+        model = clinic.load(args.model)
+        example = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        print(clinic.examine(model, example))
+        if args.plot:
+            print(f"\nplot: {signal_report(model, example).plot(args.plot)}")
+    except clinic.BadModel as error:
+        return fail(f"doctor: {error}", code=2)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return fail(f"doctor: {args.model} on an input of shape {tuple(shape)}: {str(error).splitlines()[0]}")
+    return 0

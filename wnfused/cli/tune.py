@@ -1,0 +1,57 @@
+"""``wnfused tune``: measure the Triton kernels on the GPU at hand."""
+
+import argparse
+from typing import Any
+
+from wnfused.cli.commands import command, fail
+
+
+def _tune_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cuda", help="the GPU to measure on (default: cuda)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument(
+        "--linear", action="append", default=[], metavar="M,IN,OUT", help="a linear layer to tune, instead of the usual"
+    )
+    parser.add_argument("--clear", action="store_true", help="forget what was measured on this device")
+
+
+@command("tune", "measure the Triton kernels' plans on this GPU and keep the fastest", _tune_arguments)
+def tune(args: argparse.Namespace) -> int:
+    import torch
+
+    from wnfused.kernels.triton import support
+
+    if reason := support.missing():
+        return fail(f"tune: {reason}")
+    from wnfused.kernels.triton import measure
+    from wnfused.kernels.triton import tune as plans
+
+    try:
+        device, layers = torch.device(args.device), [_linear_layer(text) for text in args.linear] or measure.LAYERS
+    except (RuntimeError, ValueError) as error:
+        return fail(f"tune: {str(error).splitlines()[0]}", code=2)
+    if reason := measure.why_not(device):
+        return fail(f"tune: {reason}")
+    if args.clear:
+        plans.cache_file(device).unlink(missing_ok=True)
+        plans.forget()
+    winners = measure.tune_layers(
+        layers, getattr(torch, args.dtype), device, lambda layer: print(f"measuring {layer} …", flush=True)
+    )
+    for problem, plan in winners.items():
+        sizes = f"m={problem.m} n={problem.n} k={problem.k}"
+        print(f"{problem.kernel} {sizes}: {plan.mode}, {plan.tile}, splits {plan.splits}")
+    print(f"kept in {plans.save(winners, device)}")
+    return 0
+
+
+def _linear_layer(text: str) -> Any:
+    from wnfused.kernels.triton.measure import Layer
+
+    try:
+        batch, inputs, outputs = (int(part) for part in text.split(","))
+        if min(batch, inputs, outputs) < 1:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"--linear: expected three positive numbers M,IN,OUT, got {text!r}") from None
+    return Layer("linear", batch, inputs, outputs)

@@ -1,0 +1,1 @@
+"""Experiments: what initialization and fusing are worth, shown on whole networks."""

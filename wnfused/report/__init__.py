@@ -1,0 +1,6 @@
+"""Training runs on one HTML page: results, curves, what was set, where it ran."""
+
+from wnfused.report.page import ReportError, render, write
+from wnfused.report.tables import Table
+
+__all__ = ["ReportError", "Table", "render", "write"]

@@ -1,0 +1,100 @@
+"""The images of a run: what it trains on, what chooses the best epoch, and what is tested in the end."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from wnfused import data
+from wnfused.data import Augmentation, DataError, Loader, Split
+from wnfused.train.config import Config
+from wnfused.train.distributed import World
+from wnfused.train.errors import RunError
+
+EVALUATION_BATCH = 512
+
+
+@dataclass(frozen=True)
+class Images:
+    train: Loader
+    validation: Loader | None
+    test: Loader
+    first_batch: Tensor  # [B, C, H, W]: of all processes together, for initializations that look at data
+    shape: tuple[int, int, int]
+    classes: int
+
+
+def load(config: Config, world: World) -> Images:
+    try:
+        if world.size > 1:  # one process downloads; the others find what it has left
+            world.from_first(lambda: _fetch(config))
+        return _loaders(config, _read(config), world)
+    except DataError as error:
+        raise RunError(str(error)) from error
+
+
+def _fetch(config: Config) -> None:
+    _read(config)
+
+
+def _read(config: Config) -> data.Dataset:
+    folder = None if config.data_dir is None else Path(config.data_dir)
+    try:
+        return data.load(config.data, data_dir=folder, download=config.download)
+    except DataError as error:
+        raise RunError(str(error)) from error
+
+
+def _loaders(config: Config, dataset: data.Dataset, world: World) -> Images:
+    train, held_out = dataset.train, None
+    if config.validation:
+        train, held_out = data.hold_out(train, config.validation, config.seed)
+    if config.batch_size > len(train):
+        raise RunError(
+            f"batch_size: {config.batch_size} is more than the {len(train)} training images of {config.data}"
+        )
+    augmentation = Augmentation(crop=config.crop or 0, flip=bool(config.flip), cutout=config.cutout)
+
+    def loader(split: Split, size: int, alone: bool = False, training: bool = False) -> Loader:
+        return Loader(
+            split,
+            size,
+            mean=dataset.mean,
+            std=dataset.std,
+            augmentation=augmentation if training else Augmentation(),
+            shuffle=training,
+            drop_last=training and config.drop_last,
+            seed=config.seed,
+            rank=0 if alone else world.rank,
+            world=1 if alone else world.size,
+            device="cpu" if alone else world.device,
+            channels_last=config.channels_last,
+        )
+
+    size = EVALUATION_BATCH * world.size
+    images = Images(
+        train=loader(train, config.batch_size, training=True),
+        validation=None if held_out is None else loader(held_out, size),
+        test=loader(dataset.test, size),
+        first_batch=next(loader(train, config.batch_size, alone=True, training=True).epoch(0))[0],
+        shape=_shape(dataset.train.images),
+        classes=dataset.classes,
+    )
+    _check_parts(config, images.train, world)
+    return images
+
+
+def _shape(images: Tensor) -> tuple[int, int, int]:
+    channels, height, width = images.shape[1:]
+    return channels, height, width
+
+
+def _check_parts(config: Config, loader: Loader, world: World) -> None:
+    """Batch norm needs two images wherever it takes a mean; the other networks can do without any."""
+    least = min(loader.global_size(batch) for batch in (0, len(loader) - 1))
+    parts = world.size * config.accumulate
+    if config.norm == "batch" and least < 2 * parts:
+        raise RunError(
+            f"norm 'batch': a batch of {least} images in {parts} parts leaves some with fewer than 2; use --drop-last, "
+            "another batch_size or fewer parts"
+        )

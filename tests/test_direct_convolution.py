@@ -41,6 +41,12 @@ CASES = {
     "several images in one chain": ((9, 6, 5, 5), (7, 6, 3, 3), {"padding": 1}),
     "several groups of images": ((5, 40, 60, 60), (3, 40, 1, 1), {}),
     "gathered panels": ((4, 70, 6, 6), (130, 70, 3, 3), {"padding": 1}),
+    "strided": ((2, 5, 16, 18), (7, 5, 3, 3), {"padding": 1, "stride": 2}),
+    "strided to whole vectors": ((2, 5, 6, 32), (7, 5, 3, 3), {"padding": 1, "stride": (1, 2)}),
+    "strided, the last pixels not read": ((2, 5, 12, 17), (7, 5, 2, 3), {"stride": (2, 2)}),
+    "strided and dilated": ((1, 4, 19, 20), (6, 4, 3, 3), {"padding": 3, "dilation": (2, 3), "stride": (4, 1)}),
+    "strided, one tap": ((2, 6, 10, 13), (9, 6, 1, 1), {"stride": 2}),
+    "strided signal": ((2, 6, 75), (5, 6, 4), {"padding": 1, "stride": 4}),
     "signal": ((2, 6, 37), (5, 6, 7), {"padding": 3}),
     "dilated signal": ((1, 6, 300), (5, 6, 3), {"padding": 9, "dilation": 9}),
     "signal longer than a chain": ((2, 3, 700), (4, 3, 5), {"padding": 2}),
@@ -99,13 +105,14 @@ def test_values_and_gradients(x: Shape, v: Shape, arguments: dict[str, Any], thr
     kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
     padding=st.tuples(st.integers(0, 4), st.integers(0, 4)),
     dilation=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.sampled_from([(1, 1), (1, 1), (2, 2), (1, 3), (4, 1)]),
 )
 def test_any_shape(
-    batch: int, channels: int, filters: int, size: Any, kernel: Any, padding: Any, dilation: Any
+    batch: int, channels: int, filters: int, size: Any, kernel: Any, padding: Any, dilation: Any, stride: Any
 ) -> None:
     # without any output it is a matter of tests/test_bad_input.py
     assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
-    arguments = {"padding": padding, "dilation": dilation}
+    arguments = {"padding": padding, "dilation": dilation, "stride": stride}
     inputs = make((batch, channels, *size), (filters, channels, *kernel))
     y = functional.wn_conv2d(*inputs, **arguments)
     wide = doubles(*inputs)

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "direct_copies.h"
 #include "direct_shape.h"
 #include "direct_weight.h"
 #include "tile.h"
@@ -14,66 +15,9 @@
 namespace wnfused {
 namespace {
 
-void clear(float* to, int64_t n) {
-  for_lanes<float>(n, [&](int64_t i, auto count) { store_lane(to + i, Vec(0), count); });
-}
-
-// A copy of each channel in which every tap reads whole vectors of output pixels: padded, where a vector of pixels lies
-// in one row of the output; otherwise one copy for each column of the kernel, shifted by it, in rows exactly as long as
-// the output's, so that vectors run on across rows.
-struct Copies {
-  const Shape& shape;
-  bool padded = shape.out_w() % kVec == 0 || shape.out_h() == 1;
-  int64_t count = padded ? 1 : shape.kernel_w;
-  int64_t line = padded ? shape.out_w() + shape.reach_w() : shape.out_w();
-  int64_t lines = shape.out_h() + shape.reach_h(), plane = lines * line;
-
-  int64_t channel() const { return count * plane; }
-  int64_t image() const { return shape.channels * channel(); }
-
-  int64_t tap(int64_t i, int64_t j) const {
-    return i * shape.dilation_h * line + (padded ? j * shape.dilation_w : j * plane);
-  }
-
-  int64_t pixel(int64_t q) const { return padded ? q / shape.out_w() * line + q % shape.out_w() : q; }
-
-  void write(float* to, const float* from, const float* scale) const {
-    for (int64_t j = 0; j < count; ++j, to += plane) {
-      const Window window = window_of(j * shape.dilation_w - shape.pad_w);
-      for (int64_t c = 0; c < shape.channels; ++c)
-        write_plane(to + c * channel(), from + c * shape.pixels(), scale ? scale[c] : 1.0f, window);
-    }
-  }
-
- private:
-  // The part of a plane that is not padding: to[row, w] = from[row - pad_h, w + shift].
-  struct Window {
-    int64_t top, bottom, left, right, start;
-  };
-
-  Window window_of(int64_t shift) const {
-    const int64_t top = std::clamp<int64_t>(shape.pad_h, 0, lines), left = std::clamp<int64_t>(-shift, 0, line);
-    return {top, std::clamp<int64_t>(shape.height + shape.pad_h, top, lines), left,
-            std::clamp<int64_t>(shape.width - shift, left, line), (top - shape.pad_h) * shape.width + left + shift};
-  }
-
-  void write_plane(float* to, const float* from, float scale, const Window& at) const {
-    if (at.left == at.right) return clear(to, plane);
-    clear(to, at.top * line);
-    clear(to + at.bottom * line, (lines - at.bottom) * line);
-    const float* inside = from + at.start;
-    const bool one_run = line == shape.width;  // over all rows; what runs across their ends is cleared after it
-    if (one_run)
-      scale_row(to + at.top * line + at.left, inside, scale, (at.bottom - at.top - 1) * line + at.right - at.left);
-    if (one_run && at.left == 0 && at.right == line) return;
-    for (int64_t row = at.top; row < at.bottom; ++row, inside += shape.width) {
-      float* out = to + row * line;
-      for (int64_t w = 0; w < at.left; ++w) out[w] = 0;
-      if (!one_run) scale_row(out + at.left, inside, scale, at.right - at.left);
-      for (int64_t w = at.right; w < line; ++w) out[w] = 0;
-    }
-  }
-};
+constexpr int64_t kSmallWeight = 65536;  // elements that stay in cache from image to image
+constexpr int64_t kMostZeros = 4;        // dx adds up the zeros between dy's pixels: so many times its pixels at most
+constexpr int64_t kReuse = 128;          // pixels that a larger weight should meet
 
 // How the filters lie: filter r, channel c, tap t at r * row + c * channel + t, or with the taps in reverse.
 struct Filters {
@@ -113,9 +57,9 @@ struct Convolution {
     }
   }
 
-  // Filters whose channels lie further apart than their rows are walked a few channels at a time for all rows: what is
-  // read lies together then.
-  bool by_channel() const { return filters.channel > filters.row; }
+  // Large filters whose channels lie further apart than their rows are walked a few channels at a time for all rows:
+  // what is read lies together then.
+  bool by_channel() const { return filters.channel > filters.row && s.rows * s.channels * s.taps() > kSmallWeight; }
 
  private:
   struct Block {
@@ -167,13 +111,16 @@ void convolve(float* out, const float* in, const float* in_scale, const Shape& s
   const Convolution convolution(s, filters, epilogue);
   const int64_t image = convolution.copies.image();
   const int64_t splits = std::clamp<int64_t>(at::get_num_threads() / s.batch, 1, (s.rows + kMostRows - 1) / kMostRows);
+  const c10::ArrayRef<float> all(in, s.batch * s.channels * s.pixels());
   const int64_t group = splits == 1 && convolution.by_channel() ? std::max<int64_t>(1, kGroup / image) : 1;
   at::parallel_for(0, s.batch * splits, 1, [&](int64_t task, int64_t end) {
+    const int64_t most = std::min(group, end - task);
+    const Memory ready = borrow(kCopies, most * image + kMostVectors * kVec);
+    for (int64_t i = 0; i < most; ++i) convolution.copies.clear_padding(ready.get() + i * image);
     while (task < end) {
-      const int64_t n = task / splits, split = task % splits, images = std::min(group, end - task);
-      const Memory ready = borrow(kCopies, images * image + kMostVectors * kVec);
+      const int64_t n = task / splits, split = task % splits, images = std::min(most, end - task);
       for (int64_t i = 0; i < images; ++i)
-        convolution.copies.write(ready.get() + i * image, in + (n + i) * s.channels * s.pixels(), in_scale);
+        convolution.copies.write(ready.get() + i * image, in + (n + i) * s.channels * s.pixels(), in_scale, all);
       convolution.run(out + n * s.rows * s.out_pixels(), ready.get(), images, s.rows * split / splits,
                       s.rows * (split + 1) / splits);
       task += images;
@@ -188,19 +135,17 @@ bool is_direct(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry
   if (dim != Dim(0) || geometry.transposed || geometry.groups != 1 || (x.dim() != 3 && x.dim() != 4)) return false;
   if (!is_float(x) || !is_float(v) || !is_float(g) || x.numel() == 0 || v.numel() == 0) return false;
   if (!x.is_contiguous() || !v.is_contiguous()) return false;
-  for (const int64_t stride : geometry.stride)
-    if (stride != 1) return false;
   const Shape s = shape_of(x, v, geometry);
+  if (s.stride_h * s.stride_w > kMostZeros) return false;
   // A large weight that meets few pixels is a matter of memory, not of sums: others do that in fewer passes.
-  constexpr int64_t kSmallWeight = 65536, kReuse = 128;
   return s.out_pixels() >= kVec && (v.numel() < kSmallWeight || s.batch * s.out_pixels() >= kReuse);
 }
 
 Tensor direct_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms, const Tensor& bias,
                           const Geometry& geometry, bool relu) {
   const Shape s = shape_of(x, v, geometry);
-  Tensor y = x.dim() == 3 ? at::empty({s.batch, s.rows, s.out_w()}, x.options())
-                          : at::empty({s.batch, s.rows, s.out_h(), s.out_w()}, x.options());
+  Tensor y = x.dim() == 3 ? at::empty({s.batch, s.rows, s.out_w}, x.options())
+                          : at::empty({s.batch, s.rows, s.out_h, s.out_w}, x.options());
   const std::vector<float> scales = scales_of(g, norms);
   const Tensor shift = bias.defined() ? bias.contiguous() : bias;
   const Epilogue epilogue{scales.data(), shift.defined() ? shift.const_data_ptr<float>() : nullptr, relu};

@@ -1,4 +1,4 @@
-// Direct convolutions of contiguous float images and signals: stride 1, one group, a norm per output channel. The
+// Direct convolutions of contiguous float images and signals: small strides, one group, a norm per output channel. The
 // weight is read where it lies; the gain is applied to the sums (forward), to the copies of dy that dx needs anyway,
 // and to dw while it becomes dv. So the normalized weight exists nowhere, and no operand is brought into a blocked
 // order and back.

@@ -17,40 +17,53 @@ namespace wnfused {
 constexpr int64_t kChain = 256;  // products added up in a row before the sum goes to memory: longer ones lose digits
 constexpr int64_t kGroup = 1 << 19;  // floats of copies that a group of images may take: they should stay in cache
 
-// A convolution of images [channels, height, width] with `rows` filters of [channels, kernel_h, kernel_w], stride 1.
-// A signal is an image one row high.
+// A convolution of images [channels, height, width] with `rows` filters of [channels, kernel_h, kernel_w]. Stretched
+// images have stretch - 1 zeros between pixels. A signal is an image one row high.
 struct Shape {
   int64_t batch, channels, height, width, rows, kernel_h, kernel_w, pad_h, pad_w, dilation_h, dilation_w;
+  int64_t stride_h, stride_w, stretch_h, stretch_w, out_h, out_w;
 
   int64_t reach_h() const { return (kernel_h - 1) * dilation_h; }
   int64_t reach_w() const { return (kernel_w - 1) * dilation_w; }
-  int64_t out_h() const { return height + 2 * pad_h - reach_h(); }
-  int64_t out_w() const { return width + 2 * pad_w - reach_w(); }
   int64_t pixels() const { return height * width; }
-  int64_t out_pixels() const { return out_h() * out_w(); }
+  int64_t out_pixels() const { return out_h * out_w; }
   int64_t taps() const { return kernel_h * kernel_w; }
+  bool strided() const { return stride_h > 1 || stride_w > 1; }
+  bool stretched() const { return stretch_h > 1 || stretch_w > 1; }
 
-  // The convolution that gives dx from dy: channels exchanged, the filters turned by half a turn.
+  // The convolution that gives dx from dy: channels exchanged, the filters turned by half a turn, strides stretched.
   Shape transposed() const {
-    return {batch,      rows,      out_h(), out_w(), channels, kernel_h, kernel_w, reach_h() - pad_h, reach_w() - pad_w,
-            dilation_h, dilation_w};
+    Shape t = *this;
+    t.channels = rows, t.height = out_h, t.width = out_w, t.rows = channels, t.out_h = height, t.out_w = width;
+    t.pad_h = reach_h() - pad_h, t.pad_w = reach_w() - pad_w;
+    t.stride_h = t.stride_w = 1, t.stretch_h = stride_h, t.stretch_w = stride_w;
+    return t;
   }
 };
 
 inline Shape shape_of(const Tensor& x, const Tensor& v, const Geometry& g) {
   const bool flat = x.dim() == 3;
   const auto first = [&](at::IntArrayRef sizes, int64_t height) { return flat ? height : sizes[0]; };
-  return {x.size(0),
-          x.size(1),
-          flat ? 1 : x.size(2),
-          x.size(-1),
-          v.size(0),
-          flat ? 1 : v.size(2),
-          v.size(-1),
-          first(g.padding, 0),
-          g.padding.back(),
-          first(g.dilation, 1),
-          g.dilation.back()};
+  Shape s{.batch = x.size(0),
+          .channels = x.size(1),
+          .height = flat ? 1 : x.size(2),
+          .width = x.size(-1),
+          .rows = v.size(0),
+          .kernel_h = flat ? 1 : v.size(2),
+          .kernel_w = v.size(-1),
+          .pad_h = first(g.padding, 0),
+          .pad_w = g.padding.back(),
+          .dilation_h = first(g.dilation, 1),
+          .dilation_w = g.dilation.back(),
+          .stride_h = first(g.stride, 1),
+          .stride_w = g.stride.back(),
+          .stretch_h = 1,
+          .stretch_w = 1,
+          .out_h = 0,
+          .out_w = 0};
+  s.out_h = (s.height + 2 * s.pad_h - s.reach_h() - 1) / s.stride_h + 1;
+  s.out_w = (s.width + 2 * s.pad_w - s.reach_w() - 1) / s.stride_w + 1;
+  return s;
 }
 
 inline std::vector<float> scales_of(const Tensor& g, const Tensor& norms) {

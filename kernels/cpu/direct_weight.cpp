@@ -20,7 +20,8 @@ constexpr int64_t kManyRows = 128;  // filters from which gathering a panel for 
 struct WeightGradient {
   const Shape& s;
   const float *dy, *x;
-  int64_t line = s.out_w() + s.reach_w(), lines = s.out_h() + s.reach_h(), image = lines * line * s.channels;
+  int64_t line = (s.out_w - 1) * s.stride_w + s.reach_w() + 1, lines = (s.out_h - 1) * s.stride_h + s.reach_h() + 1;
+  int64_t image = lines * line * s.channels;
   bool joined = s.dilation_w == 1;
   int64_t run = joined ? s.kernel_w * s.channels : s.channels, runs = joined ? s.kernel_h : s.taps();
   int64_t block = block_vectors(run) * kVec, blocks = (run + block - 1) / block;
@@ -64,7 +65,8 @@ struct WeightGradient {
       for (int64_t k = 0; k < runs; ++k)
         for (int64_t c = 0; c < run; c += block, to += s.rows * block) {
           const int64_t count = std::min(block, run - c);
-          Columns columns{copies.get() + tap(k) * s.channels + c, image, line * s.channels, s.channels};
+          Columns columns{copies.get() + tap(k) * s.channels + c, image, s.stride_h * line * s.channels,
+                          s.stride_w * s.channels};
           if (gathered()) columns = gather(panels.get(), columns, images.count, vectors_of(count));
           add_block(to, columns, count, images, begin, end);
         }
@@ -95,31 +97,31 @@ struct WeightGradient {
   Columns gather(float* panel, const Columns& from, int64_t images, int64_t vectors) const {
     float* to = panel;
     for (int64_t i = 0; i < images; ++i)
-      for (int64_t h = 0; h < s.out_h(); ++h)
-        for (int64_t w = 0; w < s.out_w(); ++w)
+      for (int64_t h = 0; h < s.out_h; ++h)
+        for (int64_t w = 0; w < s.out_w; ++w)
           for (int64_t j = 0; j < vectors; ++j, to += kVec)
             Vec::loadu(from.data + i * from.image + h * from.line + w * from.pixel + j * kVec).store(to);
     const int64_t pixel = vectors * kVec;
-    return {panel, s.out_pixels() * pixel, s.out_w() * pixel, pixel};
+    return {panel, s.out_pixels() * pixel, s.out_w * pixel, pixel};
   }
 
   // A chain of additions is part of a line, some lines of an image, or some images.
   void add_block(float* dw, const Columns& columns, int64_t count, const Images& images, int64_t begin,
                  int64_t end) const {
-    const int64_t width = std::min(s.out_w(), kChain), height = std::clamp<int64_t>(kChain / s.out_w(), 1, s.out_h());
+    const int64_t width = std::min(s.out_w, kChain), height = std::clamp<int64_t>(kChain / s.out_w, 1, s.out_h);
     const int64_t pixels = s.out_pixels(), together = std::max<int64_t>(1, kChain / pixels);
     std::vector<Step> steps;
     for (int64_t q = 0; q < width * height; ++q)
       steps.push_back({q, q / width * columns.line + q % width * columns.pixel});
     const int vectors = vectors_of(count);
     const auto add = [&](int64_t r, int64_t rows, int64_t i, int64_t h, int64_t w) {
-      const int64_t length = std::min(height, s.out_h() - h) * std::min(width, s.out_w() - w);
+      const int64_t length = std::min(height, s.out_h - h) * std::min(width, s.out_w - w);
       const Walk walk{.outer = std::min(together, images.count - i),
                       .a_outer = s.rows * pixels,
                       .b_outer = columns.image,
                       .begin = steps.data(),
                       .end = steps.data() + length};
-      const Tile tile{.a = dy + ((images.first + i) * s.rows + r) * pixels + h * s.out_w() + w,
+      const Tile tile{.a = dy + ((images.first + i) * s.rows + r) * pixels + h * s.out_w + w,
                       .b = columns.data + i * columns.image + h * columns.line + w * columns.pixel,
                       .a_row = pixels,
                       .places = kAdjacent,
@@ -131,8 +133,8 @@ struct WeightGradient {
     };
     for_row_blocks(begin, end, most_rows(vectors), [&](int64_t r, int64_t rows) {
       for (int64_t i = 0; i < images.count; i += together)
-        for (int64_t h = 0; h < s.out_h(); h += height)
-          for (int64_t w = 0; w < s.out_w(); w += width) add(r, rows, i, h, w);
+        for (int64_t h = 0; h < s.out_h; h += height)
+          for (int64_t w = 0; w < s.out_w; w += width) add(r, rows, i, h, w);
     });
   }
 };

@@ -1,4 +1,4 @@
-"""Shared by all tests: seeds, NaN in fresh memory, and the two ways the operators can be reached."""
+"""Shared by all tests: seeds, NaN in fresh memory, threads, and the two ways the operators can be reached."""
 
 import os
 
@@ -39,6 +39,15 @@ def _poisoned() -> Iterator[None]:
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """For tiny tensors a second thread only waits, and on a busy machine it waits for ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _skip_without_compiler(error: wnfused.BackendUnavailable) -> None:

@@ -50,6 +50,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def _compiled_afresh() -> Iterator[None]:
+    """Nothing compiled by another test, and nothing left to the next."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 def _skip_without_compiler(error: wnfused.BackendUnavailable) -> None:
     """On a machine that cannot build the native kernels, what needs them is skipped with the reason, not failed."""
     if native.why_not(torch.device("cpu")) is not None:
@@ -84,3 +92,10 @@ BACKENDS = [CHOSEN] if CHOSEN in ("torch", "triton") else ["native", "torch"]
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with wnfused.backend(request.param):
         yield request.param
+
+
+@pytest.fixture
+def one_backend() -> Iterator[None]:
+    """What is traced does not depend on the backend: one of them is enough where tracing takes all the time."""
+    with wnfused.backend(os.environ.get("WNFUSED_BACKEND") or "native"):
+        yield

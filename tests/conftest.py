@@ -1,4 +1,4 @@
-"""Shared by all tests: seeds, NaN in fresh memory, and the two ways the operators can be reached."""
+"""Shared by all tests: seeds, NaN in fresh memory, threads, and the two ways the operators can be reached."""
 
 import os
 
@@ -41,6 +41,23 @@ def _poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """For tiny tensors a second thread only waits, and on a busy machine it waits for ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def _compiled_afresh() -> Iterator[None]:
+    """Nothing compiled by another test, and nothing left to the next."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 def _skip_without_compiler(error: wnfused.BackendUnavailable) -> None:
     """On a machine that cannot build the native kernels, what needs them is skipped with the reason, not failed."""
     if native.why_not(torch.device("cpu")) is not None:
@@ -75,3 +92,10 @@ BACKENDS = [CHOSEN] if CHOSEN in ("torch", "triton") else ["native", "torch"]
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     with wnfused.backend(request.param):
         yield request.param
+
+
+@pytest.fixture
+def one_backend() -> Iterator[None]:
+    """What is traced does not depend on the backend: one of them is enough where tracing takes all the time."""
+    with wnfused.backend(os.environ.get("WNFUSED_BACKEND") or "native"):
+        yield

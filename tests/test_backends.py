@@ -408,7 +408,8 @@ def test_python_autograd_passes_the_same_tests(tmp_path: Path) -> None:
     """Once loaded, the native library's C++ autograd serves CPU tensors whatever the backend. Python's runs where it is
     not, so the tests of derivatives, and some of tracing, run once more in a process that never loads it."""
     chosen = "test_autograd or opcheck_forward or compiled_network or autocast"
-    files = ["test_autograd.py", "test_compile.py"]
+    files = ["test_autograd.py", "test_autograd_derivatives.py", "test_autograd_transforms.py"]
+    files += ["test_opcheck.py", "test_compile.py", "test_autocast.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-k", chosen, *files],
         env={**os.environ, "WNFUSED_BACKEND": "torch", "TORCH_EXTENSIONS_DIR": str(tmp_path / "cache")},

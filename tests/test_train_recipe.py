@@ -68,6 +68,24 @@ def test_the_best_weights_are_those_that_were_tested(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(result.test_accuracy)
 
 
+@pytest.mark.parametrize("changes", [{"impl": "torch"}, {"norm": "none"}, {"norm": "batch"}, {"channels_last": True}])
+def test_the_best_weights_of_every_network_can_be_used(tmp_path: Path, changes: dict[str, Any]) -> None:
+    run(tmp_path / "a", epochs=1, model="resnet8", **changes)
+    model, last = load_best(tmp_path / "a"), weights(tmp_path / "a")
+    assert not model.training and same(model.state_dict(), last)
+    assert model(torch.zeros(2, 1, 6, 6)).isfinite().all()
+
+
+def test_a_backend_that_cannot_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(device: torch.device) -> None:
+        raise wnfused.BackendUnavailable("backend 'native' cannot run: no compiler")
+
+    monkeypatch.setattr("wnfused.ops.backends.resolve", unavailable)
+    with pytest.raises(RunError, match="backend 'native' cannot run: no compiler"):
+        run(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
 def test_without_held_out_images_the_last_epoch_counts(tmp_path: Path) -> None:
     result = run(tmp_path / "a", validation=0.0, epochs=3)
     assert (result.best_epoch, result.best_validation_accuracy) == (3, None)

@@ -109,7 +109,7 @@ class Live(Progress):
         self.say(epoch_text(line, epochs))
 
     def say(self, text: str) -> None:
-        self.bars.console.print(text, highlight=False, markup=False)
+        self.bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def end(self, result: Result | None) -> None:
         self.bars.stop()

@@ -15,6 +15,7 @@ from wnfused.train import Config, Result, RunError, load_best, train
 from wnfused.train.build import network
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.ema import EMA
+from wnfused.train.meter import Meter
 from wnfused.train.optimizer import sgd
 
 
@@ -216,7 +217,7 @@ def test_ema_weights_are_validated_and_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"lr": 1e5, "max_loss": math.inf}, "is nan"),
+        ({"lr": 1e5, "max_loss": 1e300}, "is nan"),
         ({"lr": 1e5}, "the loss of step 2 is 3"),
         ({"max_loss": 1e-9}, "the loss of step 1 is 1."),
     ],
@@ -234,6 +235,20 @@ def test_divergence_is_a_result(tmp_path: Path, changes: dict[str, Any], reason:
         assert all(value.isfinite().all() for value in load(path, KEYS)["model"].values())
     # Asked to go on, it answers the same.
     assert train(config(**changes), tmp_path / "a", resume=True) == result
+
+
+def test_losses_are_read_every_few_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one makes the CPU wait for a GPU."""
+    read, reads = Meter.read, []
+
+    def counted(self: Meter, world: Any) -> list[float]:
+        if self.pending:
+            reads.append(self.pending)
+        return read(self, world)
+
+    monkeypatch.setattr(Meter, "read", counted)
+    run(tmp_path / "a", batch_size=2, epochs=2)
+    assert reads == [10, 10, 1, 9, 10, 2]  # steps 10, 20, the epoch's last, 30, …
 
 
 def test_batches_larger_than_the_data(tmp_path: Path) -> None:

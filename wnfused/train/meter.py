@@ -1,5 +1,6 @@
 """Loss and accuracy of an epoch, kept on the device and read every few steps only: reading waits for a GPU."""
 
+import math
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
@@ -60,7 +61,8 @@ class Meter:
         return means
 
     def mean_loss(self) -> float | None:
-        return self.loss / self.images if self.images else None
+        """None before the first reading, and where it is no number any more."""
+        return self.loss / self.images if self.images and math.isfinite(self.loss) else None
 
     def accuracy(self) -> float | None:
         return self.correct / self.images if self.images else None

@@ -101,6 +101,7 @@ def test_moments_of_a_run(tmp_path: Path) -> None:
         (epoch, batch, 5 * (epoch - 1) + batch) for epoch in (1, 2, 3) for batch in range(1, 6)
     ]
     assert found[-1].seconds_left == 0 and found[0].steps == 15 and found[0].batches == 5
+    assert found[0].images_per_second is not None and found[0].loss is None  # known before the first reading
     assert found[9].loss is not None and found[9].accuracy is not None
 
 

@@ -158,7 +158,8 @@ def test_one_file_missing(tmp_path):
     files = made.cifar_files("cifar10", "python", made.cifar("cifar10", "python"))
     del files["data_batch_3"]
     made.write_folder(tmp_path / "cifar-10-batches-py", files)
-    expect("cifar10", tmp_path, f"data_batch_3 is missing in {tmp_path / 'cifar-10-batches-py'}")
+    for data_dir in (tmp_path, tmp_path / "cifar-10-batches-py"):
+        expect("cifar10", data_dir, f"data_batch_3 is missing in {tmp_path / 'cifar-10-batches-py'}")
     members = {f"cifar-10-batches-py/{file}": data for file, data in files.items()}
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(made.tar(members))
     expect("cifar10", tmp_path, "cifar-10-python.tar.gz lacks cifar-10-batches-py/data_batch_3")

@@ -90,21 +90,31 @@ def find_cifar(name: str, root: Path) -> tuple[Layout, Path]:
 
     ``root`` may be that folder or that archive, too.
     """
-    lacking = ""
     for place in (root / name, root):
-        for layout in LAYOUTS[name]:
-            for folder in (place / layout.folder, place):
-                missing = [file for file in layout.files if not (folder / file).is_file()]
-                if not missing:
-                    return layout, folder
-                if folder.name == layout.folder and folder.is_dir():
-                    lacking = lacking or f"{missing[0]} is missing in {folder}"
-        for layout in LAYOUTS[name]:
-            for archive in (place, *(place / f"{layout.archive}{suffix}" for suffix in SUFFIXES)):
-                if archive.is_file() and archive.name in [f"{layout.archive}{suffix}" for suffix in SUFFIXES]:
-                    return layout, archive
+        for find in (_folder, _archive):
+            for layout in LAYOUTS[name]:
+                if found := find(layout, place):
+                    return layout, found
+    for layout in LAYOUTS[name]:
+        for folder in (root / name / layout.folder, root / layout.folder, root):
+            if folder.name == layout.folder and folder.is_dir():
+                raise DataError(f"{_missing(layout, folder)[0]} is missing in {folder}")
     forms = " nor ".join(f"{layout.folder} nor {layout.archive}.tar.gz" for layout in LAYOUTS[name])
-    raise DataError(lacking or f"neither {forms} is in {root}")
+    raise DataError(f"neither {forms} is in {root}")
+
+
+def _missing(layout: Layout, folder: Path) -> list[str]:
+    return [file for file in layout.files if not (folder / file).is_file()]
+
+
+def _folder(layout: Layout, place: Path) -> Path | None:
+    return next((folder for folder in (place / layout.folder, place) if not _missing(layout, folder)), None)
+
+
+def _archive(layout: Layout, place: Path) -> Path | None:
+    names = [f"{layout.archive}{suffix}" for suffix in SUFFIXES]
+    candidates = [place / name for name in names] + [place] * (place.name in names)
+    return next((archive for archive in candidates if archive.is_file()), None)
 
 
 def read_cifar(layout: Layout, place: Path, classes: int) -> tuple[Split, Split]:

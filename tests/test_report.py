@@ -258,7 +258,7 @@ def test_a_folder_of_runs_stands_for_them_and_no_run_counts_twice(capsys, tmp_pa
 
 def test_a_lead_and_tables_of_ones_own(tmp_path):
     table = Table(("network", "step"), [("torch & co", "2 ms")], title="Step time", note="one < two")
-    page = Page(render([records.read(write_run(tmp_path / "run"))], title="A <title>", lead=["Why."], first=[table]))
+    page = Page(render([records.read(write_run(tmp_path / "run"))], title="A <title>", lead=["Why."], more=[table]))
     assert {"A <title>", "Why.", "Step time", "torch & co", "2 ms", "one < two"} <= set(page.texts)
 
 

@@ -56,7 +56,7 @@ def test_options_are_the_fields_of_the_configuration(capsys):
 
 def test_options_win_over_the_file_and_the_file_over_the_preset(capsys, monkeypatch):
     seen: list[Config] = []
-    monkeypatch.setattr(run, "_check_precision", lambda config, world: seen.append(config))
+    monkeypatch.setattr(run, "_check_machine", lambda config, world: seen.append(config))
     Path("a.toml").write_text('preset = "smoke"\nepochs = 7\nseed = 8\n')
     argv = ["--seed", "9", "--no-flip", "--quiet", "--run-dir", "a", *TINY]
     code, out, _ = main(capsys, "--config", "a.toml", *argv, "--epochs", "1")

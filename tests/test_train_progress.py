@@ -34,15 +34,15 @@ def test_lines() -> None:
     lines.epoch(LINE, 9)
     assert file.getvalue().splitlines() == [
         "epoch 1/9, step 1/40: ",
-        "epoch 2/9, step 3/40: loss 1.2500 accuracy 50.0%  321 images/s  1:02:05 left",
-        "epoch 2/9  train loss 1.2500 accuracy 50.0%  validation loss 1.0000 accuracy 62.5%  321 images/s  3.2 s",
+        "epoch 2/9, step 3/40: loss 1.250 accuracy 50.0%  321 images/s  1:02:05 left",
+        "epoch 2/9  train loss 1.250 (50.0%)  validation 1.000 (62.5%)  321 images/s  3.2 s",
     ]
 
 
 def test_texts() -> None:
     assert [duration(seconds) for seconds in (0.4, 59.6, 61, 3600)] == ["0:00", "1:00", "1:01", "1:00:00"]
     bare = {**LINE, "validation_loss": None, "images_per_second": None, "diverged": True}
-    assert epoch_text(bare, 100) == "epoch   2/100  train loss 1.2500 accuracy 50.0%  DIVERGED"
+    assert epoch_text(bare, 100) == "epoch   2/100  train loss 1.250 (50.0%)  DIVERGED"
 
 
 def test_a_moment_is_shown_now_and_then_only() -> None:
@@ -58,12 +58,25 @@ def test_live_on_a_terminal(tmp_path: Path) -> None:
 
     live = Live()
     screen = io.StringIO()
-    live.bars.live.console = live.console = Console(file=screen, force_terminal=True, width=120)
+    live.bars.live.console = live.console = Console(file=screen, force_terminal=True, width=80)
     live.every = 0.0
     train(config(epochs=2), tmp_path / "a", progress=live)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "epoch 1/2" in text and "5/5" in text and "images/s" in text and "0:00 left" in text
-    assert re.search(r"epoch 2/2  train loss \d\.\d{4} accuracy .*%  validation loss .* \d\.\d s", text)
+    assert re.search(r"epoch 2/2  train loss \d\.\d{3} \(.*%\)  validation .*%\)  \d+ images/s  \d\.\d s", text)
+
+
+def test_a_narrow_terminal_shows_every_figure() -> None:
+    from rich.console import Console
+
+    live = Live()
+    screen = io.StringIO()
+    live.bars.live.console = Console(file=screen, force_terminal=True, width=80)
+    live.begin("title")
+    live.moment(Moment(100, 182, 37, 352, 43, 64064, 2.2791, 0.164, 1234.0, 3725.0))
+    live.end(None)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    assert re.search(r"epoch 100/182 .+ 37/352 loss 2\.279 accuracy 16\.4%  1234 images/s  1:02:05 left", text)
 
 
 def test_it_is_live_only_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +101,7 @@ def test_moments_of_a_run(tmp_path: Path) -> None:
         (epoch, batch, 5 * (epoch - 1) + batch) for epoch in (1, 2, 3) for batch in range(1, 6)
     ]
     assert found[-1].seconds_left == 0 and found[0].steps == 15 and found[0].batches == 5
+    assert found[0].images_per_second is not None and found[0].loss is None  # known before the first reading
     assert found[9].loss is not None and found[9].accuracy is not None
 
 

@@ -15,6 +15,7 @@ from wnfused.train import Config, Result, RunError, load_best, train
 from wnfused.train.build import network
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.ema import EMA
+from wnfused.train.meter import Meter
 from wnfused.train.optimizer import sgd
 
 
@@ -66,6 +67,24 @@ def test_the_best_weights_are_those_that_were_tested(tmp_path: Path) -> None:
     with torch.no_grad():
         accuracy = (load_best(tmp_path / "a")(x).argmax(1) == images.labels).float().mean().item()
     assert accuracy == pytest.approx(result.test_accuracy)
+
+
+@pytest.mark.parametrize("changes", [{"impl": "torch"}, {"norm": "none"}, {"norm": "batch"}, {"channels_last": True}])
+def test_the_best_weights_of_every_network_can_be_used(tmp_path: Path, changes: dict[str, Any]) -> None:
+    run(tmp_path / "a", epochs=1, model="resnet8", **changes)
+    model, last = load_best(tmp_path / "a"), weights(tmp_path / "a")
+    assert not model.training and same(model.state_dict(), last)
+    assert model(torch.zeros(2, 1, 6, 6)).isfinite().all()
+
+
+def test_a_backend_that_cannot_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(device: torch.device) -> None:
+        raise wnfused.BackendUnavailable("backend 'native' cannot run: no compiler")
+
+    monkeypatch.setattr("wnfused.ops.backends.resolve", unavailable)
+    with pytest.raises(RunError, match="backend 'native' cannot run: no compiler"):
+        run(tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 def test_without_held_out_images_the_last_epoch_counts(tmp_path: Path) -> None:
@@ -198,7 +217,7 @@ def test_ema_weights_are_validated_and_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"lr": 1e5, "max_loss": math.inf}, "is nan"),
+        ({"lr": 1e5, "max_loss": 1e300}, "is nan"),
         ({"lr": 1e5}, "the loss of step 2 is 3"),
         ({"max_loss": 1e-9}, "the loss of step 1 is 1."),
     ],
@@ -216,6 +235,20 @@ def test_divergence_is_a_result(tmp_path: Path, changes: dict[str, Any], reason:
         assert all(value.isfinite().all() for value in load(path, KEYS)["model"].values())
     # Asked to go on, it answers the same.
     assert train(config(**changes), tmp_path / "a", resume=True) == result
+
+
+def test_losses_are_read_every_few_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one makes the CPU wait for a GPU."""
+    read, reads = Meter.read, []
+
+    def counted(self: Meter, world: Any) -> list[float]:
+        if self.pending:
+            reads.append(self.pending)
+        return read(self, world)
+
+    monkeypatch.setattr(Meter, "read", counted)
+    run(tmp_path / "a", batch_size=2, epochs=2)
+    assert reads == [10, 10, 1, 9, 10, 2]  # steps 10, 20, the epoch's last, 30, …
 
 
 def test_batches_larger_than_the_data(tmp_path: Path) -> None:

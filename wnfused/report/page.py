@@ -28,10 +28,10 @@ def render(
     *,
     title: str = "",
     lead: Sequence[str] = (),
-    first: Sequence[Table] = (),
+    more: Sequence[Table] = (),
     names: Sequence[str] = (),
 ) -> str:
-    """The page. ``lead`` are paragraphs and ``first`` tables that stand before the results; ``names`` name the runs."""
+    """The page. ``lead`` are paragraphs before the results, ``more`` tables after them; ``names`` name the runs."""
     from wnfused import __version__
 
     names = list(names) or name(runs)
@@ -39,8 +39,8 @@ def render(
     made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
     sections = [
-        f"<section>{''.join(table.html() for table in first)}</section>" if first else "",
         f"<section><h2>Results</h2>{tables.results(names, runs)}{_notes(names, runs)}</section>",
+        *(f"<section>{table.html()}</section>" for table in more),
         f"<section><h2>Curves</h2>{_curves(names, runs)}</section>",
         f"<section>{tables.fields(names, [run.config for run in runs], 'Configuration')}</section>",
         f"<section>{tables.fields(names, [run.environment for run in runs], 'Environment')}</section>",
@@ -62,7 +62,7 @@ def render(
 <body>
 <main>
 <header><h1>{escape(title)}</h1>{paragraphs}</header>
-{chr(10).join(filter(None, sections))}
+{chr(10).join(sections)}
 <footer>wnfused {escape(__version__)} · {escape(made)}</footer>
 </main>
 </body>

@@ -28,7 +28,7 @@ class Table:
         head = "".join(_cell("th", text, "" if i == 0 else "number") for i, text in enumerate(self.header))
         rows = ["".join(_cell("th" if i == 0 else "td", text, "" if i == 0 else "number") for i, text in enumerate(row))
                 for row in self.rows]  # fmt: skip
-        return title + _table(head, rows) + note
+        return title + _table(head, rows, "plain") + note
 
 
 def key(names: Sequence[str], runs: Sequence[Record]) -> str:

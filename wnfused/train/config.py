@@ -4,7 +4,6 @@ A Config that exists is valid: ``__post_init__`` fills in what depends on other 
 """
 
 import dataclasses
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -146,12 +145,12 @@ def _fill_in(config: Config) -> None:
             object.__setattr__(config, name, value)
 
 
-# name: (least, most), both allowed; an open end is written as the next number that is not.
+# name: (least, most), both allowed.
 RANGES: dict[str, tuple[float, float]] = {
     "validation": (0, 0.9), "crop": (0, 1000), "cutout": (0, 1000), "epochs": (1, 10**6), "batch_size": (1, 10**9),
     "accumulate": (1, 10**6), "lr": (0, 1e6), "warmup_epochs": (0, 10**6), "warmup_lr": (0, 1e6), "momentum": (0, 1),
     "weight_decay": (0, 1e6), "label_smoothing": (0, 1), "clip": (0, 1e30), "ema": (0, 0.999999999),
-    "max_loss": (1e-30, math.inf), "seed": (0, 2**63 - 1), "keep": (1, 10**6), "checkpoint_steps": (0, 10**12),
+    "max_loss": (1e-30, 1e300), "seed": (0, 2**63 - 1), "keep": (1, 10**6), "checkpoint_steps": (0, 10**12),
     "checkpoint_seconds": (0, 1e12),
 }  # fmt: skip
 

@@ -74,7 +74,7 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16")
         self.ema = EMA(model, config.ema) if config.ema else None
         if saved is not None:
-            self._restore(saved)
+            state.restore(self, saved)
         self.saved_at = self.started_at = time.perf_counter()
         self.first_step = self.step
 
@@ -206,7 +206,7 @@ class Trainer:
             "epoch": self.epoch + 1,
             "step": self.step,
             "lr": self.learning_rate(self.step - 1),
-            "train_loss": _finite(meter.mean_loss()),
+            "train_loss": meter.mean_loss(),
             "train_accuracy": meter.accuracy(),
             "validation_loss": loss,
             "validation_accuracy": accuracy,
@@ -283,18 +283,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of this moment. A run that has diverged is not worth one: this raises then."""
         self.read_losses()
-        payload = {
-            "config": self.config.as_dict(),
-            "model": state.model_state(self.model),
-            "optimizer": state.optimizer_state(self.model, self.optimizer),
-            "ema": self.ema.state() if self.ema is not None else None,
-            "scaler": self.scaler.state_dict(),
-            "position": {"epoch": self.epoch, "batch": self.batch, "step": self.step, "seconds": self.seconds},
-            "meter": self.meter.state(),
-            "history": self.history,
-            "best": self.best,
-            "random": state.random_state(),
-        }
+        payload = state.capture(self)
         folder, keep = self.folder.checkpoints, self.config.keep
         self.world.from_first(lambda: checkpoints.save_step(payload, folder, self.step, keep))
         self.saved_at = time.perf_counter()
@@ -309,19 +298,3 @@ class Trainer:
             "classes": self.images.classes,
         }
         self.world.from_first(lambda: checkpoints.save(payload, self.folder.checkpoints / checkpoints.BEST))
-
-    def _restore(self, saved: checkpoints.Payload) -> None:
-        state.load_optimizer(self.model, self.optimizer, saved["optimizer"])
-        if self.ema is not None:
-            self.ema.load(saved["ema"])
-        if self.scaler.is_enabled():
-            self.scaler.load_state_dict(saved["scaler"])
-        position = saved["position"]
-        self.epoch, self.batch, self.step = position["epoch"], position["batch"], position["step"]
-        self.seconds, self.history, self.best = position["seconds"], saved["history"], saved["best"]
-        self.meter = Meter(**saved["meter"])
-        state.load_random(saved["random"])
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and abs(value) < float("inf") else None

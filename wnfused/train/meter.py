@@ -1,5 +1,6 @@
 """Loss and accuracy of an epoch, kept on the device and read every few steps only: reading waits for a GPU."""
 
+import math
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ class Meter:
     def __post_init__(self) -> None:
         self._pending: list[tuple[Tensor, Tensor, int]] = []
         self._last = time.perf_counter()
+        self._timed = self.images  # how many images ``seconds`` were spent on
 
     def add(self, loss: Tensor, correct: Tensor, size: int) -> None:
         """One step: sum of losses and number of right answers in this process, images in all of them."""
@@ -35,6 +37,7 @@ class Meter:
         self.seconds += now - self._last
         self.laps.append((now - self._last) / steps)
         self._last = now
+        self._timed = self.images + sum(size for _, _, size in self._pending)
 
     def start_clock(self) -> None:
         """What happened since the last lap was no training."""
@@ -60,13 +63,14 @@ class Meter:
         return means
 
     def mean_loss(self) -> float | None:
-        return self.loss / self.images if self.images else None
+        """None before the first reading, and where it is no number any more."""
+        return self.loss / self.images if self.images and math.isfinite(self.loss) else None
 
     def accuracy(self) -> float | None:
         return self.correct / self.images if self.images else None
 
     def images_per_second(self) -> float | None:
-        return self.images / self.seconds if self.images and self.seconds else None
+        return self._timed / self.seconds if self._timed and self.seconds else None
 
     def median_step_seconds(self) -> float | None:
         return statistics.median(self.laps) if self.laps else None

@@ -84,13 +84,10 @@ class Live(Progress):
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        columns = (
-            "[bold]{task.description}",
-            BarColumn(30),
-            "{task.completed:>3.0f}/{task.total:.0f}",
-            "{task.fields[details]}",
-        )
-        self.bars = Bars(*(c if not isinstance(c, str) else TextColumn(c) for c in columns), transient=True)
+        texts = ("[bold]{task.description}", "{task.completed:.0f}/{task.total:.0f}", "{task.fields[details]}")
+        name, count, details = (TextColumn(text) for text in texts)
+        # The bar takes the room that the figures leave.
+        self.bars = Bars(name, BarColumn(bar_width=None), count, details, transient=True, expand=True)
         self.task: Any = None
 
     def begin(self, title: str) -> None:
@@ -112,7 +109,7 @@ class Live(Progress):
         self.say(epoch_text(line, epochs))
 
     def say(self, text: str) -> None:
-        self.bars.console.print(text, highlight=False, markup=False)
+        self.bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def end(self, result: Result | None) -> None:
         self.bars.stop()
@@ -129,13 +126,14 @@ def choose() -> Progress:
 
 
 def epoch_text(line: dict[str, Any], epochs: int) -> str:
+    """Short enough for a terminal of 80 columns; the shares in brackets are those of right answers."""
     parts = [f"epoch {line['epoch']:>{len(str(epochs))}}/{epochs}"]
     for name, loss, accuracy in (
-        ("train", line["train_loss"], line["train_accuracy"]),
+        ("train loss", line["train_loss"], line["train_accuracy"]),
         ("validation", line["validation_loss"], line["validation_accuracy"]),
     ):
         if loss is not None:
-            parts.append(f"{name} loss {loss:.4f} accuracy {accuracy:.1%}")
+            parts.append(f"{name} {loss:.3f} ({accuracy:.1%})")
     if line["images_per_second"] is not None:
         parts.append(f"{line['images_per_second']:.0f} images/s")
     parts.append("DIVERGED" if line.get("diverged") else f"{line['seconds']:.1f} s")
@@ -145,7 +143,7 @@ def epoch_text(line: dict[str, Any], epochs: int) -> str:
 def _details(moment: Moment) -> str:
     parts = []
     if moment.loss is not None and moment.accuracy is not None:
-        parts.append(f"loss {moment.loss:.4f} accuracy {moment.accuracy:.1%}")
+        parts.append(f"loss {moment.loss:.3f} accuracy {moment.accuracy:.1%}")
     if moment.images_per_second is not None:
         parts.append(f"{moment.images_per_second:.0f} images/s")
     if moment.seconds_left is not None:

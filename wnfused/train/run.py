@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import nn
 
+from wnfused.ops import backends
 from wnfused.train import build, checkpoints, data, distributed, environment, schedules, state, tensorboard
 from wnfused.train.config import FREE, Config, from_mapping
 from wnfused.train.distributed import World
@@ -33,7 +34,7 @@ def train(
 def _train(config: Config, folder: RunFolder, world: World, progress: Progress, resume: bool, force: bool) -> Result:
     if config.tensorboard:
         tensorboard.check()
-    _check_precision(config, world)
+    _check_machine(config, world)
     ended = world.from_first(lambda: _check_folder(folder, config, resume, force))
     if ended is not None:
         progress.say(f"the run in {folder.path} has {ended.status} already")
@@ -73,14 +74,18 @@ def _title(trainer: Trainer) -> str:
     where = f"{world.size} processes, {config.sharding}" if world.size > 1 else str(world.device)
     since = f"; resumed at step {trainer.step}" if trainer.step else ""
     return (
-        f"{config.model} ({how}; {count:,} parameters) on {config.data}: {config.epochs} epochs of {len(train_images)} "
+        f"{config.model} ({how}; {count:,} parameters) on {config.data}: {config.epochs} × {len(train_images)} "
         f"steps of {config.batch_size} images, {where}, into {trainer.folder.path}{since}"
     )
 
 
-def _check_precision(config: Config, world: World) -> None:
+def _check_machine(config: Config, world: World) -> None:
     if config.amp == "fp16" and world.device.type == "cpu":
         raise RunError("amp 'fp16' needs a GPU: expected 'bf16' or 'none' on a CPU")
+    try:
+        backends.resolve(world.device)  # builds the native kernels if need be
+    except backends.BackendUnavailable as error:
+        raise RunError(str(error)) from None
 
 
 def _check_folder(folder: RunFolder, config: Config, resume: bool, force: bool) -> Result | None:

@@ -40,10 +40,14 @@ class RunFolder:
 
     def clear(self) -> None:
         """Remove what an earlier run left, and nothing else."""
-        for name in FILES:
-            (self.path / name).unlink(missing_ok=True)
-        for name in FOLDERS:
-            shutil.rmtree(self.path / name, ignore_errors=True)
+        try:
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+            for name in FOLDERS:
+                if (self.path / name).exists():
+                    shutil.rmtree(self.path / name)
+        except OSError as error:
+            raise WriteError(f"cannot clear the run folder {self.path}: {error.filename}: {error.strerror}") from None
         self.make()
 
     def lock(self) -> None:
@@ -52,7 +56,10 @@ class RunFolder:
             import fcntl
         except ImportError:  # Windows
             return
-        self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise RunError(f"cannot write into the run folder {self.path}: {error.strerror}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -1,15 +1,51 @@
 """The state of a run between two steps, as plain tensors and numbers: any number of processes can take it up."""
 
+from __future__ import annotations
+
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from wnfused.train.meter import Meter
 from wnfused.train.sharded import local, part_like, whole
 
+if TYPE_CHECKING:
+    from wnfused.train.loop import Trainer
+
 State = dict[str, Any]
+
+
+def capture(run: Trainer) -> State:
+    """All that a checkpoint holds. Every process has to ask; the schedule follows from the step."""
+    return {
+        "config": run.config.as_dict(),
+        "model": model_state(run.model),
+        "optimizer": optimizer_state(run.model, run.optimizer),
+        "ema": run.ema.state() if run.ema is not None else None,
+        "scaler": run.scaler.state_dict(),
+        "position": {"epoch": run.epoch, "batch": run.batch, "step": run.step, "seconds": run.seconds},
+        "meter": run.meter.state(),
+        "history": run.history,
+        "best": run.best,
+        "random": random_state(),
+    }
+
+
+def restore(run: Trainer, saved: State) -> None:
+    """Take up everything but the model's weights, which are in place before the processes share them out."""
+    load_optimizer(run.model, run.optimizer, saved["optimizer"])
+    if run.ema is not None:
+        run.ema.load(saved["ema"])
+    if run.scaler.is_enabled():
+        run.scaler.load_state_dict(saved["scaler"])
+    position = saved["position"]
+    run.epoch, run.batch, run.step = position["epoch"], position["batch"], position["step"]
+    run.seconds, run.history, run.best = position["seconds"], saved["history"], saved["best"]
+    run.meter = Meter(**saved["meter"])
+    load_random(saved["random"])
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from wnfused import data
 from wnfused.train import Config, RunError, preset
 from wnfused.train.build import architecture
-from wnfused.train.config import DATA, FIELDS, from_mapping
+from wnfused.train.config import FIELDS, from_mapping
 from wnfused.train.config_file import read
 from wnfused.train.presets import PRESETS
 
@@ -25,10 +24,6 @@ def test_what_depends_on_other_fields():
     cifar = Config(data="cifar10", norm="batch")
     assert (cifar.init, cifar.crop, cifar.flip) == ("he", 4, True)
     assert Config(data="cifar10", flip=False).flip is False
-
-
-def test_it_knows_every_data_set():
-    assert DATA == data.NAMES
 
 
 def test_every_field_is_explained():

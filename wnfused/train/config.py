@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from wnfused.data import NAMES as DATA
+from wnfused.models.norm import NORMS
 from wnfused.train import schedules
 from wnfused.train.errors import RunError, nearest
 
-DATA = ("digits", "mnist", "fashion-mnist", "cifar10", "cifar100")
-NORMS = ("weight", "batch", "none")
 IMPLS = ("wnfused", "torch")
 # The first of each is the default. `robust` without a norm is the weight-normalized network, initialized and folded.
 INITS = {

@@ -107,7 +107,8 @@ def test_every_folder_with_code_is_a_listed_package():
 
 
 def test_sdist_and_wheel_hold_every_file_the_package_needs(sdist, wheel):
-    needed = files_of_rooms("*.py") | files_of_rooms("*.cpp") | files_of_rooms("*.h") | {"wnfused/py.typed"}
+    kinds = ("*.py", "*.cpp", "*.h", "*.css")
+    needed = set().union(*map(files_of_rooms, kinds)) | {"wnfused/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == needed

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.language import dot, narrowed
-from wnfused.kernels.triton.linear import clamped, grouped_tile, scale_at
+from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at
 
 
 @triton.jit
@@ -188,17 +188,17 @@ def weight_gradient(
     batch, C, N, D2, D1, D0, O2, O1, O0,
     stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
     n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v_second, v2, v1, v0,
-    elements, rows, pixels_per_split,
+    elements, rows, pixels_per_split, splits,
     K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
 
     A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
-    its part of the row dots ⟨dW, v⟩; with SPLITS > 1 shares of the pixels go to ``dw`` [SPLITS, …].
+    its part of the row dots ⟨dW, v⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
     """
-    group, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    group, split = tl.program_id(1) // splits, tl.program_id(1) % splits
     blocks = tl.cdiv(C, BLOCK_K)
     columns = K2 * K1 * K0 * blocks
     tile_n, column = tl.program_id(0) // columns, tl.program_id(0) % columns

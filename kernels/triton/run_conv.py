@@ -9,7 +9,8 @@ from torch import Tensor
 
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.run_linear import Gradients, finish_bias, finish_rows, new_scales, supported
+from wnfused.kernels.triton.run_finish import Gradients, finish_bias, finish_rows, new_scales
+from wnfused.kernels.triton.run_linear import supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
 
 Triple = tuple[int, int, int]
@@ -298,8 +299,8 @@ def _weight_gradient(
         tile = plan.tile
         conv.weight_gradient[(triton.cdiv(n, tile.m) * columns, groups * splits)](
             a, b, mask_a, mask_b, v, dw, dots, a.shape[0], c, n, *sizes, *strides_of(v),
-            v.numel(), v.shape[0], per_split,
-            **_kernel_sizes(walk), SPLITS=splits, PRECISION=precision(a.dtype), INDEX64=index64(a, b, dw),
+            v.numel(), v.shape[0], per_split, splits,
+            **_kernel_sizes(walk), PRECISION=precision(a.dtype), INDEX64=index64(a, b, dw),
             BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
     dy, y = output

@@ -24,8 +24,13 @@ _FOR_CONVOLUTIONS = {
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
 
 
+FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
+
+
 def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
     """The tiles a kernel is shipped with, for a target family and elements of that many bytes; largest first."""
+    if kernel == "few_rows":
+        return (Tile(FEW_ROWS, 16 if element == 4 else 32, 64 if element == 4 else 128, 4, 3),)
     tiles = TILES[family][element]
     if kernel in ("gather", "scatter"):
         return tuple(_FOR_CONVOLUTIONS.get((family, tile), tile) for tile in tiles)
@@ -33,6 +38,12 @@ def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
         return tiles
     # With four warps the epilogue of 128×128 results does not fit in registers.
     return tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
+
+
+def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
+    """Where dx can multiply dy's tile by g/n in its loop: under tensor cores that are fed from registers (sm_80), or,
+    where the tile came through registers anyway (sm_90), if they are busy enough. Elsewhere dy is scaled before."""
+    return tile.m * tile.n >= 128 * 128 and (family == "sm_80" or (family == "sm_90" and dtypes in ("bf16", "fp32")))
 
 
 def single_pass_pays(tile: Tile) -> bool:

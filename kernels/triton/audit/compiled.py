@@ -7,6 +7,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
@@ -14,11 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from wnfused.kernels.triton.audit.builds import KERNELS, Build
+from wnfused.kernels.triton.audit.builds import Build
 from wnfused.kernels.triton.audit.facts import Facts
 
 Progress = Callable[[int, int, str], None]
-_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db"}
+_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db", "factor"}
 _WEIGHT_POINTERS = {"v", "w", "g", "bias", "dw", "dv", "dg"}
 
 
@@ -108,8 +109,7 @@ def _type(name: str, build: Build) -> str:
         return "fp32"
     if name == "g" and dict(build.constants).get("norms", 0) is None:  # g/n, which is kept in float32
         return "*fp32"
-    whole = dict(build.constants).get("SPLITS", 1) == 1 and not build.kernel.startswith("depthwise")
-    if name in _FLOAT32_POINTERS or (name == "dw" and not whole):
+    if name in _FLOAT32_POINTERS or (name == "dw" and build.kernel.startswith("depthwise")):
         return "*fp32"
     return "*" + (build.dtypes.weights if name in _WEIGHT_POINTERS else build.dtypes.activations)
 
@@ -120,19 +120,24 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def _version() -> str:
-    """Changes with triton, with a kernel and with what is read from its code."""
+def _version(module: str) -> str:
+    """Changes with triton, with the kernel's file and those it imports, and with what is read from its code."""
     folder = Path(__file__).parent
     readers = [folder / f"{name}.py" for name in ("compiled", "facts", "loops", "sass", "amdgcn")]
     digest = hashlib.sha256(metadata.version("triton").encode())
-    kernels = [folder.parent / f"{name}.py" for name in sorted({"language", *KERNELS.values()})]
-    for source in [*kernels, *readers]:
+    for source in [*(folder.parent / f"{name}.py" for name in sorted(_imported(module))), *readers]:
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
+def _imported(module: str) -> set[str]:
+    """The kernel files that this one is made of, itself among them."""
+    source = (Path(__file__).parent.parent / f"{module}.py").read_text()
+    return {module}.union(*(_imported(name) for name in re.findall(r"from wnfused\.kernels\.triton\.(\w+) import", source)))
+
+
 def _file(build: Build) -> Path:
-    name = hashlib.sha256(f"{_version()} {replace(build, plain=None)!r}".encode()).hexdigest()
+    name = hashlib.sha256(f"{_version(build.module)} {replace(build, plain=None)!r}".encode()).hexdigest()
     return cache_folder() / f"{name}.json"
 
 

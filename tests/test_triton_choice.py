@@ -28,7 +28,7 @@ def test_every_plan_is_shipped(family: str, element: int, m: int) -> None:
         for n, k in ((1, 1), (64, 576), (4096, 4096)):
             plan = rules.plan_by_rule(Problem(kernel, m, n, k, element), Target(family, TARGETS[family]))
             assert plan.tile in tiles_for(kernel, family, element)
-            assert plan.mode != "single pass" or single_pass_pays(plan.tile)
+            assert plan.mode != "single pass" or single_pass_pays(plan.tile, family, "bf16")
             assert 1 <= plan.splits <= 32
 
 
@@ -100,7 +100,7 @@ def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
     assert len(plans) == len(set(plans))
     assert {plan.mode for plan in plans} == {"norms first", "single pass", "vendor"}
     assert {plan.tile for plan in plans} == set(TILES["sm_80"][2])
-    assert all(single_pass_pays(plan.tile) for plan in plans if plan.mode == "single pass")
+    assert all(single_pass_pays(plan.tile, "sm_80", "bf16") for plan in plans if plan.mode == "single pass")
 
 
 def test_candidates_that_do_not_fit_are_passed_over() -> None:

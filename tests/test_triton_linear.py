@@ -151,7 +151,9 @@ def test_the_same_bits_twice(dtype: torch.dtype, weights: torch.dtype) -> None:
     for a, again in zip(first, run_linear.forward(x, v, g, b, 0, 0.0, True, plan=plan), strict=True):
         assert torch.equal(a, again)
     arguments = (torch.randn_like(first[0]), x, v, g, first[1], first[0], 0, True, ALL, (plan, plan))
-    for a, again in zip(run_linear_backward.backward(*arguments), run_linear_backward.backward(*arguments), strict=True):  # type: ignore[arg-type]
+    for a, again in zip(
+        run_linear_backward.backward(*arguments), run_linear_backward.backward(*arguments), strict=True
+    ):  # type: ignore[arg-type]
         assert a is not None and again is not None and torch.equal(a, again)
 
 

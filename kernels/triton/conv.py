@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.language import dot, narrowed
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at
+from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
 
 @triton.jit
@@ -33,12 +33,14 @@ def inside(z, y, x, D2, D1, D0):
 
 
 @triton.jit
-def finish_tile(acc, bias, out, at, channel, ok, RELU: tl.constexpr):
+def finish_tile(acc, bias, out, at, at_ok, channel, channel_ok, o_channel, RELU: tl.constexpr):
+    """Bias and ReLU on pixels × channels, and out they go: pixels start at ``at``."""
     if bias is not None:
-        acc += tl.load(bias + channel, mask=channel >= 0, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + channel, mask=channel_ok, other=0.0).to(tl.float32)[None, :]
     if RELU:
         acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + at, narrowed(acc, out.dtype.element_ty), mask=ok)
+    place = at[:, None] + channel[None, :] * o_channel
+    tl.store(out + place, narrowed(acc, out.dtype.element_ty), mask=at_ok[:, None] & channel_ok[None, :])
 
 
 @triton.jit
@@ -93,10 +95,8 @@ def gather(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
     if GAIN == "output":
-        acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
-    channel = group * N + n
-    ok = p_ok[:, None] & n_ok[None, :]
-    finish_tile(acc, bias, out, out_at[:, None] + channel[None, :] * o_channel, tl.where(n_ok, channel, -1), ok, RELU)
+        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+    finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
 @triton.jit
@@ -176,10 +176,8 @@ def scatter(
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
     if GAIN == "output":
-        acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
-    channel = group * N + n
-    ok = p_ok[:, None] & n_ok[None, :]
-    finish_tile(acc, bias, out, out_at[:, None] + channel[None, :] * o_channel, tl.where(n_ok, channel, -1), ok, RELU)
+        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+    finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
 @triton.jit

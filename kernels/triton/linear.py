@@ -43,19 +43,19 @@ def linear_forward(
     k = tl.arange(0, BLOCK_K)
     first = split * k_per_split if SPLIT else 0
     last = tl.minimum(first + k_per_split, K) if SPLIT else K
-    x_at = x + row[:, None] * x_stride + (first + k)[None, :]
-    v_at = v + column[:, None] * v_stride + (first + k)[None, :]
+    x_at = x + row[:, None] * x_stride + k[None, :]
+    v_at = v + column[:, None] * v_stride + k[None, :]
     LANES: tl.constexpr = 128 // v.dtype.element_ty.primitive_bitwidth
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_N, BLOCK_K // LANES], tl.float32)
     if GAIN == "weight":
         weight_scale = scale_at(g, norms, column, column < N, gain_step)
-    for k0 in range(first, last, BLOCK_K):
+    for k0 in range(first, last, BLOCK_K):  # addresses that the loop carried would be copied at its end
         if EVEN:
-            x_tile, v_tile = tl.load(x_at), tl.load(v_at)
+            x_tile, v_tile = tl.load(x_at + k0), tl.load(v_at + k0)
         else:
-            x_tile = tl.load(x_at, mask=(k < last - k0)[None, :], other=0.0)
-            v_tile = tl.load(v_at, mask=(k < last - k0)[None, :], other=0.0)
+            x_tile = tl.load(x_at + k0, mask=(k < last - k0)[None, :], other=0.0)
+            v_tile = tl.load(v_at + k0, mask=(k < last - k0)[None, :], other=0.0)
         if SINGLE_PASS:
             squares = add_squares(squares, v_tile, LANES)
         if GAIN == "input":
@@ -64,8 +64,6 @@ def linear_forward(
         if GAIN == "weight":
             v_tile = v_tile.to(tl.float32) * weight_scale[:, None]
         acc = dot(x_tile, tl.trans(narrowed(v_tile, x.dtype.element_ty)), acc, PRECISION)
-        x_at += BLOCK_K
-        v_at += BLOCK_K
     out_row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     out_column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     ok = (out_row < M)[:, None] & (out_column < N)[None, :]

@@ -24,15 +24,15 @@ def input_gradient_sum(
         y_at = y + row[:, None] * y_stride + n[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     for n0 in range(0, N, BLOCK_N):
+        v_step = (tl.cast(n0, tl.int64) if INDEX64 else n0) * v_stride
         if EVEN:
-            dy_tile, v_tile = tl.load(dy_at), tl.load(v_at, mask=column_ok, other=0.0)
+            dy_tile, v_tile = tl.load(dy_at + n0), tl.load(v_at + v_step, mask=column_ok, other=0.0)
         else:
-            dy_tile = tl.load(dy_at, mask=(n < N - n0)[None, :], other=0.0)
-            v_tile = tl.load(v_at, mask=(n < N - n0)[:, None] & column_ok, other=0.0)
+            dy_tile = tl.load(dy_at + n0, mask=(n < N - n0)[None, :], other=0.0)
+            v_tile = tl.load(v_at + v_step, mask=(n < N - n0)[:, None] & column_ok, other=0.0)
         if y is not None:
-            y_tile = tl.load(y_at) if EVEN else tl.load(y_at, mask=(n < N - n0)[None, :], other=0.0)
+            y_tile = tl.load(y_at + n0) if EVEN else tl.load(y_at + n0, mask=(n < N - n0)[None, :], other=0.0)
             dy_tile = narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty)
-            y_at += BLOCK_N
         if GAIN == "output":
             s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step)
             dy_tile = narrowed(dy_tile.to(tl.float32) * s[None, :], dy.dtype.element_ty)
@@ -40,8 +40,6 @@ def input_gradient_sum(
             s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step)
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(dy_tile, narrowed(v_tile, dy.dtype.element_ty), acc, PRECISION)
-        dy_at += BLOCK_N
-        v_at += BLOCK_N * v_stride
     return acc
 
 
@@ -103,25 +101,27 @@ def weight_gradient_tile(
         m = m.to(tl.int64)
     first = split * m_per_split if SPLIT else 0
     last = tl.minimum(first + m_per_split, M) if SPLIT else M
-    dy_at = dy + (first + m)[:, None] * dy_stride + row[None, :]
-    x_at = x + (first + m)[:, None] * x_stride + column[None, :]
-    if y is not None:
-        y_at = y + (first + m)[:, None] * y_stride + row[None, :]
+    x_at = x + m[:, None] * x_stride + column[None, :]
+    if y is None:  # turned on its way: a tile turned later passes through registers
+        dy_at = dy + m[None, :] * dy_stride + row[:, None]
+    else:  # where it has to, for the ReLU, in its own order
+        dy_at = dy + m[:, None] * dy_stride + row[None, :]
+        y_at = y + m[:, None] * y_stride + row[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     for m0 in range(first, last, BLOCK_M):
-        dy_ok, x_ok = row_ok[None, :], column_ok[None, :]
-        if not EVEN:
-            m_ok = (m < last - m0)[:, None]
-            dy_ok, x_ok = dy_ok & m_ok, x_ok & m_ok
-        dy_tile = tl.load(dy_at, mask=dy_ok, other=0.0)
-        x_tile = tl.load(x_at, mask=x_ok, other=0.0)
-        if y is not None:
-            y_tile = tl.load(y_at, mask=dy_ok, other=0.0)
-            dy_tile = narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty)
-            y_at += BLOCK_M * y_stride
-        acc = dot(tl.trans(dy_tile), x_tile, acc, PRECISION)
-        dy_at += BLOCK_M * dy_stride
-        x_at += BLOCK_M * x_stride
+        step = tl.cast(m0, tl.int64) if INDEX64 else m0
+        m_ok = m < last - m0
+        x_ok = column_ok[None, :] if EVEN else column_ok[None, :] & m_ok[:, None]
+        x_tile = tl.load(x_at + step * x_stride, mask=x_ok, other=0.0)
+        if y is None:
+            dy_ok = row_ok[:, None] if EVEN else row_ok[:, None] & m_ok[None, :]
+            dy_tile = tl.load(dy_at + step * dy_stride, mask=dy_ok, other=0.0)
+        else:
+            dy_ok = row_ok[None, :] if EVEN else row_ok[None, :] & m_ok[:, None]
+            dy_tile = tl.load(dy_at + step * dy_stride, mask=dy_ok, other=0.0)
+            y_tile = tl.load(y_at + step * y_stride, mask=dy_ok, other=0.0)
+            dy_tile = tl.trans(narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty))
+        acc = dot(dy_tile, x_tile, acc, PRECISION)
     out_row = row.to(tl.int64) if INDEX64 else row
     ok = row_ok[:, None] & column_ok[None, :]
     dw_at = dw + (split * N + out_row)[:, None] * K + column[None, :]
@@ -151,8 +151,8 @@ def linear_weight_gradient(
 ):  # fmt: skip
     """dW [N, K] = dyᵀ · x, summed over M, and with ``dots`` [tiles of K, N] its partial row dots ⟨dW, v⟩.
 
-    ONE_PASS: dy is g/n times the gradient and ``dots`` [N] holds c = ⟨dW, v/n⟩ already (prepare.py): dv = g/n (dW − c v/n)
-    is written to ``dw`` at once. v, which dx reads next, is worth keeping in the cache; dv is not.
+    ONE_PASS: dy is g/n times the gradient and ``dots`` [N] holds c = ⟨dW, v/n⟩ already (prepare.py): ``dw`` takes
+    dv = g/n (dW − c v/n) at once. v, which dx reads next, is worth keeping in the cache; dv is not.
     With SPLIT shares of M are written to ``dw`` [splits, N, K], for finish_weight to add.
     PREPARE: the first programs pass over dy for ``scaled`` and ``db``, which are read after this launch.
     """

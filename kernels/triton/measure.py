@@ -64,7 +64,9 @@ def _linear(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Prob
     return _bucketed(
         {
             forward: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, plan=plan),
-            dx: _backward(run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False]),
+            dx: _backward(
+                run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False]
+            ),
             dw: _backward(run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [False, True, True, True]),
         }
     )

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     dtypes: str = "bf16"  # of a linear layer's activations, and after a slash its weights, where they differ
 
 
-# The forward's ways to the norms; those of linear dx to the gain (else a pass over dy), of linear dW to dv; the library.
+# The forward's ways to the norms, those of linear dx to the gain and of linear dW to dv, and the vendor's library.
 MODES = ("norms first", "single pass", "in registers", "scaled first", "few rows", "two steps", "vendor")
 
 
@@ -88,14 +88,26 @@ def _mode(problem: Problem, tile: Tile, target: Target) -> str:
         return "in registers" if gain_hides(target.family, tile, problem.dtypes) else "scaled first"
     if problem.kernel == "linear_dw":
         return "two steps"
-    if problem.single_pass_allowed and single_pass_pays(tile) and -(-problem.m // tile.m) <= 4:
+    if (
+        problem.single_pass_allowed
+        and single_pass_pays(tile, target.family, problem.dtypes)
+        and -(-problem.m // tile.m) <= 4
+    ):
         return "single pass"
     return "norms first"
+
+
+# A forward is split, at the price of a second launch, only where its tiles would leave more than this part of the
+# machine idle: by the roofline the sum's share of the time falls by less than a launch costs before that.
+IDLE = 4
+LONG_SUM = 4096
 
 
 def _splits(problem: Problem, tile: Tile, target: Target) -> int:
     """Shares of the summed dimension, when there are too few tiles to fill the machine and enough left to sum."""
     if problem.kernel in ("linear_dx", "gather", "scatter"):
         return 1
-    missing = target.processors // max(1, _tiles_of(problem, tile))
-    return max(1, min(missing, problem.k // (8 * tile.k), 32))
+    tiles = max(1, _tiles_of(problem, tile))
+    if problem.kernel == "linear" and (tiles * IDLE > target.processors or problem.k < LONG_SUM):
+        return 1
+    return max(1, min(target.processors // tiles, problem.k // (8 * tile.k), 32))

@@ -28,7 +28,8 @@ def finish_rows(
     block_r = min(2048 // block_e, triton.next_power_of_2(rows))
     parts = dw.shape[0] if from_splits else parts
     finish.finish_weight[(triton.cdiv(rows, block_r) + blocks,)](
-        dw, v, g, norms, dots, dv, dg, scales, *((dy, y) if want_db else (None, None)), db, rows, length, parts, v.numel(), *layout,
+        dw, v, g, norms, dots, dv, dg, scales, *((dy, y) if want_db else (None, None)), db,
+        rows, length, parts, v.numel(), *layout,
         FROM_SPLITS=from_splits, HAS_ROWS=True, INDEX64=index64(dw, dy),
         BLOCK_R=block_r, BLOCK_E=block_e, BLOCK_P=64, BLOCK_C=32,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from torch import Tensor
 from wnfused.kernels.triton import linear, run_vendor, tune
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, row_norms
+from wnfused.kernels.triton.support import launch_options
 
 
 def matrix(t: Tensor, columns: int) -> Tensor:
@@ -91,7 +92,7 @@ def _launch_forward(
         x, v, g, norms, bias, y, partial, squares, m, n, k, x.stride(0), v.stride(0), y.stride(0), step, eps, per_split,
         GAIN=gain, SINGLE_PASS=single, SPLIT=splits > 1, RELU=relu, EVEN=k % tile.k == 0, PRECISION=precision(x.dtype),
         INDEX64=wide, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
-        num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     if partial is not None:
         linear.finish_linear[(triton.cdiv(m, 16) * triton.cdiv(n, 64),)](

@@ -1,7 +1,7 @@
 """Launches of a linear layer's backward kernels, from tensors and plans: at most three.
 
 With a norm per output there are three ways to dv and dg. *Few rows*: one kernel that makes dW in registers.
-*One pass*, for layers with a fused ReLU and no bias: y = g ⟨x, v/n⟩ wherever dy passes, so that c = ⟨dW, v/n⟩ = Σ dy·y / g
+*One pass*, for layers with a fused ReLU and no bias: y = g ⟨x, v/n⟩ wherever dy passes, so that ⟨dW, v/n⟩ = Σ dy·y / g
 comes from a pass over dy, and the weight gradient's kernel writes dv at once. *Two steps*: dW, then dv in its place.
 """
 
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor
 from wnfused.kernels.triton.rules import Plan
-from wnfused.kernels.triton.run_finish import Gradients, finish_bias, finish_rows
+from wnfused.kernels.triton.run_finish import Gradients, finish_rows
 from wnfused.kernels.triton.run_linear import matrix, plan_of, precision, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
+from wnfused.kernels.triton.support import launch_options
 
 BLOCK_P, BLOCK_C = 64, 32  # rows and columns of dy that a preparing program takes at a time
 
@@ -135,7 +136,7 @@ def _few_rows(layer: _Layer, mask: list[bool], plan: Plan) -> Gradients:
     few_rows.few_rows_weight_gradient[(triton.cdiv(n, tile.n),)](
         dy, x, layer.y, v, layer.g, layer.norms, dv, dg, m, n, k, dy.stride(0), x.stride(0), layer.y_stride, k,
         MIXED=layer.mixed, EVEN=k % tile.k == 0, PRECISION=precision(x.dtype), INDEX64=index64(dy, x, v),
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, num_warps=tile.warps, num_stages=tile.stages,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     return dv, dg
 
@@ -153,9 +154,7 @@ def _one_pass(layer: _Layer, mask: list[bool], prepared: _Prepared, plan: Plan) 
     return dv, dg
 
 
-def _two_steps(
-    layer: _Layer, mask: list[bool], prepared: _Prepared, scales: Tensor | None, plan: Plan
-) -> Gradients:
+def _two_steps(layer: _Layer, mask: list[bool], prepared: _Prepared, scales: Tensor | None, plan: Plan) -> Gradients:
     v, (m, n), k, tile = layer.v.contiguous(), layer.dy.shape, layer.v.shape[1], plan.tile
     splits, per_split = 1, m
     if layer.dim == 0 and plan.splits > 1:
@@ -188,7 +187,7 @@ def _launch_dw(
         ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=precision(x.dtype),
         MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y),
         BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
-        num_warps=tile.warps, num_stages=tile.stages,
+        **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
 
 
@@ -208,6 +207,6 @@ def _input_gradient(layer: _Layer, prepared: _Prepared, scales: Tensor | None, p
         dy, w, gains, divisors, y, scaled, factor, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
         GAIN=gain, EVEN=n % tile.k == 0, PRECISION=precision(dy.dtype), INDEX64=index64(dy, w, dx, y),
-        BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, num_warps=tile.warps, num_stages=tile.stages,
+        BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     return dx

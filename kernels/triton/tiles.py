@@ -21,10 +21,15 @@ _FOR_CONVOLUTIONS = {
     ("sm_80", Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
     ("sm_100", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
 }
+# What a thread may have at most: told this, NVIDIA's assembler takes what it needs; left alone it aims for more threads
+# at a time, and now and then puts a value into memory to get there.
+MOST_REGISTERS = 255
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
-
-
 FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
+# Four warps read each element from shared memory fewer times than eight: that leaves room for a single pass's squares.
+_FOR_LINEAR = {("sm_80", Tile(128, 128, 32, 8, 3)): Tile(128, 128, 32, 4, 3)}
+# For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
+_NARROW = {2: Tile(16, 32, 128, 4, 3), 4: Tile(16, 32, 64, 4, 3)}
 
 
 def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
@@ -34,8 +39,10 @@ def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
     tiles = TILES[family][element]
     if kernel in ("gather", "scatter"):
         return tuple(_FOR_CONVOLUTIONS.get((family, tile), tile) for tile in tiles)
-    if kernel not in WEIGHT_GRADIENTS:
-        return tiles
+    if kernel in ("linear", "linear_dx"):
+        if kernel == "linear":
+            tiles = tuple(_FOR_LINEAR.get((family, tile), tile) for tile in tiles)
+        return tiles if family == "sm_80" else (*tiles, _NARROW[element])
     # With four warps the epilogue of 128×128 results does not fit in registers.
     return tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
 
@@ -46,12 +53,14 @@ def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
     return tile.m * tile.n >= 128 * 128 and (family == "sm_80" or (family == "sm_90" and dtypes in ("bf16", "fp32")))
 
 
-def single_pass_pays(tile: Tile) -> bool:
+def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:
     """Where summing squares hides: under the tensor cores of the largest tile, under v's way from memory in small ones.
 
-    In between the loop waits for shared memory, from which v's tile is read twice.
+    In between the loop waits for shared memory, from which v's tile is read twice; so does the largest tile of sm_80
+    where v is float32 under 16-bit activations.
     """
-    return tile.m <= 32 or tile.m * tile.n >= 128 * 128
+    waits = family == "sm_80" and "/" in dtypes
+    return tile.m <= 32 or (tile.m * tile.n >= 128 * 128 and not waits)
 
 
 # By target family, then by element size of the activations in bytes; largest first.

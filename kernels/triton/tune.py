@@ -123,7 +123,7 @@ def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
     yield first
     splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
     for tile in tiles_for(problem.kernel, target.family, problem.element):
-        for mode in _modes(problem, tile):
+        for mode in _modes(problem, tile, target.family):
             for splits in (1, 4, 16) if splittable else (1,):
                 if splits <= max(1, problem.k // tile.k) and (mode, tile, splits) != first:
                     yield Plan(mode, tile, splits)
@@ -131,12 +131,12 @@ def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
         yield Plan("vendor", first.tile)
 
 
-def _modes(problem: Problem, tile: Tile) -> tuple[str, ...]:
+def _modes(problem: Problem, tile: Tile, family: str) -> tuple[str, ...]:
     if problem.kernel == "linear_dx":
         return ("scaled first", "in registers")
     if problem.kernel == "linear_dw":
         return ("two steps",)
-    single = problem.single_pass_allowed and single_pass_pays(tile)
+    single = problem.single_pass_allowed and single_pass_pays(tile, family, problem.dtypes)
     return ("norms first", "single pass") if single else ("norms first",)
 
 

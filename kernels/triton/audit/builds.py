@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wnfused.kernels.triton.tiles import TILES, Tile, gain_hides, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import MOST_REGISTERS, TILES, Tile, gain_hides, single_pass_pays, tiles_for
 
 TARGETS = tuple(TILES)
 Constant = int | bool | str | None
@@ -44,6 +44,12 @@ class Build:
     constants: Values  # a pointer that is None is one too
     plain: "Build | None" = None  # the same kernel without the normalization
     pointers: Values = ()  # what they point to, where their names do not say it
+
+    @property
+    def registers(self) -> int | None:
+        """The most a thread may have, where the launch says it."""
+        told = self.kernel in TOLD_REGISTERS and not self.target.startswith("gfx")
+        return MOST_REGISTERS if told else None
 
     @property
     def config(self) -> str:
@@ -85,6 +91,7 @@ OTHER_KERNELS = {
     "scale_channels": "affine",
     "many_row_norms": "multi",
 }
+TOLD_REGISTERS = {*MATMUL_KERNELS, "depthwise_gather", "depthwise_scatter", "depthwise_weight_gradient"}
 KERNELS = {**MATMUL_KERNELS, **OTHER_KERNELS}
 
 # A 3×3 convolution of 256 channels, padding 1, on 56×56 images in channels-last memory.
@@ -117,8 +124,8 @@ class Mode(NamedTuple):
     name: str
     constants: dict[str, Constant]
     has_twin: bool = True
-    sizes: dict[str, Constant] = {}
-    pointers: dict[str, Constant] = {}
+    sizes: Values = ()
+    pointers: Values = ()
 
 
 def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(KERNELS)) -> Iterator[Build]:
@@ -127,7 +134,12 @@ def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(
             yield from _matmuls(kernel, target) if kernel in MATMUL_KERNELS else [_other(kernel, target)]
 
 
-_RULE_NAMES = {"linear_weight_gradient": "linear_dw", "few_rows_weight_gradient": "few_rows"}  # what the rule calls a kernel
+_RULE_NAMES = {
+    "linear_forward": "linear",
+    "linear_input_gradient": "linear_dx",
+    "linear_weight_gradient": "linear_dw",
+    "few_rows_weight_gradient": "few_rows",
+}  # what the rule calls a kernel
 
 
 def _matmuls(kernel: str, target: str) -> Iterator[Build]:
@@ -180,7 +192,7 @@ def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
     return [
         Mode("two steps", {"dots": _POINTER}),
         Mode("two steps, ReLU", {"dots": _POINTER, "mask_near": _POINTER}, False),
-        Mode("split", {}, False, {"splits": 4}, {"dw": "fp32"}),
+        Mode("split", {}, False, (("splits", 4),), (("dw", "fp32"),)),
     ]
 
 
@@ -192,7 +204,7 @@ def _forward_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
     modes = [Mode("norms first", output), Mode("norms first, split", {**output, **split}, False)]
     if dtypes.activations != "fp16":
         modes.append(Mode("gain per input", {"GAIN": "input"}, False))
-    if single_pass_pays(tile):
+    if single_pass_pays(tile, target, str(dtypes)):
         single: dict[str, Constant] = {**output, "SINGLE_PASS": True}
         modes += [
             Mode("single pass", single),
@@ -221,7 +233,7 @@ def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
     modes = [
         Mode("two steps", two),
         Mode("two steps, ReLU", {**two, "y": _POINTER}, False),
-        Mode("split", {**prepare, "SPLIT": True}, False, {}, {"dw": "fp32"}),
+        Mode("split", {**prepare, "SPLIT": True}, False, pointers=(("dw", "fp32"),)),
     ]
     if dtypes.activations != "fp16":
         modes.append(Mode("one pass", {"ONE_PASS": True, "dots": _POINTER}))
@@ -237,11 +249,11 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
         **PLAIN.get(kernel, _FEW_ROWS), **mode.constants, **_blocks(kernel, tile),
     }  # fmt: skip
     constants = {name: value for name, value in constants.items() if value != _POINTER}
-    sizes = {**(_SIZES if module == "conv" else _LINEAR_SIZES), **mode.sizes}
+    sizes = {**(_SIZES if module == "conv" else _LINEAR_SIZES), **dict(mode.sizes)}
     if kernel == "few_rows_weight_gradient":
         sizes["M"] = 8
     names, values = _items(sizes), _items(constants)
-    return Build(kernel, module, target, dtypes, mode.name, tile, names, values, plain, _items(mode.pointers))
+    return Build(kernel, module, target, dtypes, mode.name, tile, names, values, plain, mode.pointers)
 
 
 def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:

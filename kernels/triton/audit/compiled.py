@@ -28,10 +28,13 @@ def compile_all(builds: Sequence[Build], progress: Progress = lambda done, count
     found = {build: facts for build in builds if (facts := _cached(build)) is not None}
     missing = [build for build in builds if build not in found]
     progress(len(found), len(builds), "from the cache")
+    alike: dict[Path, list[Build]] = {}  # a mode may be the plain kernel on another operand
+    for build in missing:
+        alike.setdefault(_file(build), []).append(build)
     if missing:
-        for build, facts in _compiled_in_workers(missing):
+        for build, facts in _compiled_in_workers([group[0] for group in alike.values()]):
             _keep(build, facts)
-            found[build] = facts
+            found |= dict.fromkeys(alike[_file(build)], facts)
             progress(len(found), len(builds), str(build))
     return found
 
@@ -72,7 +75,10 @@ def compile_build(build: Build) -> Facts:
     target = GPUTarget("hip", build.target, 64) if amd else GPUTarget("cuda", int(build.target[3:]), 32)
     source = ASTSource(kernel, *_specialised(kernel, build))
     try:
-        binary = triton.compile(source, target, {"num_warps": build.warps, "num_stages": build.stages})
+        options = {"num_warps": build.warps, "num_stages": build.stages}
+        if build.registers is not None:
+            options["maxnreg"] = build.registers
+        binary = triton.compile(source, target, options)
     except Exception as error:  # triton raises many kinds, some of which do not survive the way back
         raise RuntimeError(f"{build} does not compile: {type(error).__name__}: {error}") from None
     return (amdgcn if amd else sass).facts(binary)
@@ -133,11 +139,14 @@ def _version(module: str) -> str:
 def _imported(module: str) -> set[str]:
     """The kernel files that this one is made of, itself among them."""
     source = (Path(__file__).parent.parent / f"{module}.py").read_text()
-    return {module}.union(*(_imported(name) for name in re.findall(r"from wnfused\.kernels\.triton\.(\w+) import", source)))
+    return {module}.union(
+        *(_imported(name) for name in re.findall(r"from wnfused\.kernels\.triton\.(\w+) import", source))
+    )
 
 
 def _file(build: Build) -> Path:
-    name = hashlib.sha256(f"{_version(build.module)} {replace(build, plain=None)!r}".encode()).hexdigest()
+    same = replace(build, plain=None, mode="")  # a mode's name changes nothing
+    name = hashlib.sha256(f"{_version(build.module)} {same!r} {build.registers}".encode()).hexdigest()
     return cache_folder() / f"{name}.json"
 
 

@@ -57,7 +57,22 @@ class Layer(NamedTuple):
         return self.batch * self.size**2 * self.inputs * self.outputs * max(1, self.kernel) ** 2
 
 
-_WRITTEN = {"y", "partial", "squares_out", "dx", "dw", "dots", "dg", "dv", "db", "out", "w", "scales", "scaled", "factor"}
+_WRITTEN = {
+    "y",
+    "partial",
+    "squares_out",
+    "dx",
+    "dw",
+    "dots",
+    "dg",
+    "dv",
+    "db",
+    "out",
+    "w",
+    "scales",
+    "scaled",
+    "factor",
+}
 _WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
 _READ_BY = {
     "finish_linear": {"partial"},

@@ -129,7 +129,7 @@ def _roofline_head(targets: tuple[str, ...]) -> str:
         f"{p.gpu} {p.bandwidth:.0f} GB/s, {p.tflops} TFLOP/s, cache {p.l2} MB" for p in _processors(targets)
     )
     what = "Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time."
-    return f"{what} Nominal peaks, not checked against data sheets: {peaks}."
+    return f"{what} Nominal peaks (their sources are in `kernels/triton/audit/processors.py`): {peaks}."
 
 
 def _processors(targets: tuple[str, ...]) -> list:

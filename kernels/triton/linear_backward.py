@@ -45,15 +45,15 @@ def input_gradient_sum(
 
 @triton.jit
 def linear_input_gradient(
-    dy, v, g, norms, y, scaled, factor, dx, M, N, K, dy_stride, v_stride, y_stride, dx_stride, gain_step,
+    dy, v, g, norms, y, factor, dx, M, N, K, dy_stride, v_stride, y_stride, dx_stride, gain_step,
     GAIN: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """dx [M, K] = (dy · g/n) · v, summed over N; y is the saved output where a ReLU was fused.
 
     GAIN is where g/n stands in the layer: "output" multiplies dy's tile, "weight" v's, "input" the result. "none" is
-    for a dy that prepare.py has scaled; "guarded" for float16, where ``scaled`` [M, N] is that dy unless its ``factor``
-    is 0: then the gain cannot go there without leaving float16's range, and multiplies v's tile.
+    for a dy that prepare.py has scaled; so is "guarded", for float16, unless dy's ``factor`` is 0: then dy·g/n would
+    have left float16's range, dy is only masked, and v's tile is multiplied.
     """
     tile_m, tile_k = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(K, BLOCK_K), GROUP)
     column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -61,13 +61,13 @@ def linear_input_gradient(
         power = tl.load(factor)
         if power > 0:
             acc = input_gradient_sum(
-                scaled, v, g, norms, None, tile_m, column, M, N, K, N, v_stride, 0, gain_step,
+                dy, v, g, norms, None, tile_m, column, M, N, K, dy_stride, v_stride, 0, gain_step,
                 "none", EVEN, PRECISION, INDEX64, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
             acc *= power
         else:
             acc = input_gradient_sum(
-                dy, v, g, norms, y, tile_m, column, M, N, K, dy_stride, v_stride, y_stride, gain_step,
+                dy, v, g, norms, None, tile_m, column, M, N, K, dy_stride, v_stride, 0, gain_step,
                 "weight", EVEN, PRECISION, INDEX64, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
     else:

@@ -49,7 +49,8 @@ def prepare_channels(
 ):  # fmt: skip
     """Of BLOCK_C columns of dy [M, N], what is not None of
 
-    ``scaled`` [M, N]: dy·g/n, 0 where y <= 0; divided by ``factor`` [1] (program 0 writes it) where that is asked for;
+    ``scaled`` [M, N]: dy·g/n, 0 where y <= 0; with ``factor`` [1] (program 0 writes it) divided by that, or, where it
+    is 0, dy alone;
     ``db`` [N]: Σ dy; ``dots`` and ``dg`` [N]: Σ dy·y / g, which is ⟨dW, v/n⟩ of a layer with ReLU and no bias.
     """
     channel = pid * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -63,7 +64,7 @@ def prepare_channels(
         power = common_factor(g, norms, N, MIXED)
         if pid == 0:
             tl.store(factor, power)
-        scale = scale / tl.where(power == 0, 1.0, power)
+        scale = tl.where(power == 0, 1.0, scale / tl.where(power == 0, 1.0, power))
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     products = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for p0 in range(0, M, BLOCK_P):

@@ -197,14 +197,12 @@ def _input_gradient(layer: _Layer, prepared: _Prepared, scales: Tensor | None, p
     dx = dy.new_empty((m, k))
     gain = input_gradient_gain(dy, v, dim)
     w, gain = (v, gain) if gain else (normalized(v, layer.g, layer.norms, dim, dy.dtype), "none")
-    scaled, factor, y = None, None, layer.y
-    if prepared.factor is not None:
-        gain, scaled, factor = "guarded", prepared.scaled, prepared.factor
-    elif prepared.scaled is not None:
-        gain, dy, y = "none", prepared.scaled, None
+    y = layer.y
+    if prepared.scaled is not None:
+        gain, dy, y = "none" if prepared.factor is None else "guarded", prepared.scaled, None
     gains, divisors = (layer.g, layer.norms) if scales is None else (scales, None)
     linear_backward.linear_input_gradient[(triton.cdiv(m, tile.m) * triton.cdiv(k, tile.n),)](
-        dy, w, gains, divisors, y, scaled, factor, dx, m, n, k,
+        dy, w, gains, divisors, y, prepared.factor, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
         GAIN=gain, EVEN=n % tile.k == 0, PRECISION=precision(dy.dtype), INDEX64=index64(dy, w, dx, y),
         BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, **launch_options(tile.warps, tile.stages),

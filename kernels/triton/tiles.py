@@ -27,7 +27,7 @@ MOST_REGISTERS = 255
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
 FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
 # Four warps read each element from shared memory fewer times than eight: that leaves room for a single pass's squares.
-_FOR_LINEAR = {("sm_80", Tile(128, 128, 32, 8, 3)): Tile(128, 128, 32, 4, 3)}
+_FOR_LINEAR = {("sm_80", Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4)}
 # For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
 _NARROW = {2: Tile(16, 32, 128, 4, 3), 4: Tile(16, 32, 64, 4, 3)}
 

@@ -157,7 +157,7 @@ def _matmuls(kernel: str, target: str) -> Iterator[Build]:
 
 PLAIN: dict[str, dict[str, Constant]] = {
     "linear_forward": {"GAIN": "none", "SINGLE_PASS": False, "SPLIT": False, "partial": None, "squares_out": None},
-    "linear_input_gradient": {"GAIN": "none", "y": None, "scaled": None, "factor": None},
+    "linear_input_gradient": {"GAIN": "none", "y": None, "factor": None},
     "linear_weight_gradient": {
         "ONE_PASS": False, "SPLIT": False, "PREPARE": False,
         "dots": None, "y": None, "scaled": None, "factor": None, "db": None,
@@ -221,8 +221,7 @@ def _input_gradient_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]
         modes.append(Mode("gain", {"GAIN": "weight" if narrow else "output", "norms": None}))
     if not narrow:
         return [*modes, Mode("scaled first", {})]
-    guarded: dict[str, Constant] = {"GAIN": "guarded", "scaled": _POINTER, "factor": _POINTER}
-    return [*modes, Mode("guarded", guarded), Mode("guarded, ReLU", {**guarded, "y": _POINTER})]
+    return [*modes, Mode("guarded", {"GAIN": "guarded", "factor": _POINTER})]
 
 
 def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:

@@ -81,7 +81,7 @@ _READ_BY = {
     "prepare_gradient": {"y"},
     "few_rows_weight_gradient": {"y"},
     "linear_weight_gradient": {"y"},
-    "linear_input_gradient": {"y", "scaled", "factor"},
+    "linear_input_gradient": {"y", "factor"},
 }
 _STREAMED = {"finish_weight": "dv", "few_rows_weight_gradient": "dv", "linear_weight_gradient": "dw"}
 _MODULES = (affine, conv, depthwise, few_rows, finish, linear, linear_backward, prepare, rows)

@@ -11,7 +11,7 @@ from wnfused.kernels.triton.language import narrowed
 from wnfused.kernels.triton.rows import gain_over_norm
 
 # float16: scales this far apart still leave dy·g/n its digits, and float32 rows of these norms can be rounded to it.
-WIDEST_SCALES = tl.constexpr(32.0)
+WIDEST_SCALES = tl.constexpr(8.0)
 SMALLEST_NORM = tl.constexpr(0.125)
 LARGEST_NORM = tl.constexpr(32768.0)
 

@@ -49,7 +49,7 @@ def checks(rows: list[Row]) -> list[Check]:
         ("single pass, M ≥ 64: modelled cycles beside plain", "×1.05 sm_80, ×1.30 sm_90", _single_pass),
         ("single pass, M ≤ 32: modelled cycles beside the time v takes from DRAM", "≤ ×1.00", _under_dram),
         (
-            "linear dx with the gain: modelled cycles beside plain (float16: of the loop it takes while scales lie close)",
+            "linear dx with the gain: modelled cycles beside plain (float16: its loop while scales lie close)",
             f"≤ ×{GAIN_LIMIT:.2f}",
             _gain,
         ),

@@ -16,18 +16,24 @@ class Tile(NamedTuple):
         return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}"
 
 
-# Where a convolution's addresses leave no room for the usual tile's registers.
-_FOR_CONVOLUTIONS = {
-    ("sm_80", Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
-    ("sm_100", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+# Where a kernel's addresses or its epilogue leave no room for the usual tile's registers, or another count of warps
+# reads shared memory less often: by kernel, target family and element size.
+_INSTEAD = {
+    # four warps read each element fewer times than eight: that leaves room for a single pass's squares
+    ("linear", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("scatter", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("scatter", "sm_80", 2, Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("scatter", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("weight_gradient", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
 }
 # What a thread may have at most: told this, NVIDIA's assembler takes what it needs; left alone it aims for more threads
 # at a time, and now and then puts a value into memory to get there.
 MOST_REGISTERS = 255
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
+KERNELS = ("linear", "linear_dx", "linear_dw", "few_rows", "gather", "scatter", "weight_gradient")
 FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
-# Four warps read each element from shared memory fewer times than eight: that leaves room for a single pass's squares.
-_FOR_LINEAR = {("sm_80", Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4)}
 # For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
 _NARROW = {2: Tile(16, 32, 128, 4, 3), 4: Tile(16, 32, 64, 4, 3)}
 
@@ -37,14 +43,11 @@ def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
     if kernel == "few_rows":
         return (Tile(FEW_ROWS, 16 if element == 4 else 32, 64 if element == 4 else 128, 4, 3),)
     tiles = TILES[family][element]
-    if kernel in ("gather", "scatter"):
-        return tuple(_FOR_CONVOLUTIONS.get((family, tile), tile) for tile in tiles)
-    if kernel in ("linear", "linear_dx"):
-        if kernel == "linear":
-            tiles = tuple(_FOR_LINEAR.get((family, tile), tile) for tile in tiles)
-        return tiles if family == "sm_80" else (*tiles, _NARROW[element])
-    # With four warps the epilogue of 128×128 results does not fit in registers.
-    return tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
+    if kernel in ("linear", "linear_dx") and family != "sm_80":
+        tiles = (*tiles, _NARROW[element])
+    if kernel in WEIGHT_GRADIENTS:  # with four warps the epilogue of 128×128 results does not fit in registers
+        tiles = tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
+    return tuple(_INSTEAD.get((kernel, family, element, tile), tile) for tile in tiles)
 
 
 def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:

@@ -18,7 +18,7 @@ import torch
 
 from wnfused.kernels.triton import rules, support
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, single_pass_pays, tiles_for
 
 log = logging.getLogger("wnfused")
 
@@ -88,8 +88,7 @@ def _problem(fields: list[Any]) -> Problem:
 
 def _read_plan(fields: list[Any]) -> Plan:
     mode, tile, splits = fields
-    kernels = ("linear", "linear_dw", "few_rows", "gather")  # one of each list
-    shipped = {t for k in kernels for family, sizes in TILES.items() for e in sizes for t in tiles_for(k, family, e)}
+    shipped = {t for k in KERNELS for family, sizes in TILES.items() for e in sizes for t in tiles_for(k, family, e)}
     if mode not in rules.MODES or Tile(*tile) not in shipped or not 1 <= splits <= 32:
         raise ValueError(f"not a plan: {fields!r}")
     return Plan(mode, Tile(*tile), splits)

@@ -35,7 +35,7 @@ WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogu
 KERNELS = ("linear", "linear_dx", "linear_dw", "few_rows", "gather", "scatter", "weight_gradient")
 FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
 # For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
-_NARROW = {2: Tile(16, 32, 128, 4, 3), 4: Tile(16, 32, 64, 4, 3)}
+_NARROW = {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)}
 
 
 def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:

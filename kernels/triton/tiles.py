@@ -35,7 +35,12 @@ WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogu
 KERNELS = ("linear", "linear_dx", "linear_dw", "few_rows", "gather", "scatter", "weight_gradient")
 FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
 # For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
-_NARROW = {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)}
+# Two warps read x from shared memory fewer times than four, which counts where DRAM is fastest.
+_NARROW = {
+    "sm_90": {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)},
+    "sm_100": {2: Tile(16, 32, 128, 2, 4), 4: Tile(16, 32, 64, 2, 4)},
+    "gfx942": {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)},
+}
 
 
 def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
@@ -43,8 +48,8 @@ def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
     if kernel == "few_rows":
         return (Tile(FEW_ROWS, 16 if element == 4 else 32, 64 if element == 4 else 128, 4, 3),)
     tiles = TILES[family][element]
-    if kernel in ("linear", "linear_dx") and family != "sm_80":
-        tiles = (*tiles, _NARROW[element])
+    if kernel in ("linear", "linear_dx") and family in _NARROW:
+        tiles = (*tiles, _NARROW[family][element])
     if kernel in WEIGHT_GRADIENTS:  # with four warps the epilogue of 128×128 results does not fit in registers
         tiles = tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
     return tuple(_INSTEAD.get((kernel, family, element, tile), tile) for tile in tiles)

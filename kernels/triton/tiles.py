@@ -26,6 +26,7 @@ _INSTEAD = {
     ("scatter", "sm_80", 2, Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
     ("gather", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
     ("scatter", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("linear_dw", "sm_100", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("weight_gradient", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
 }
 # What a thread may have at most: told this, NVIDIA's assembler takes what it needs; left alone it aims for more threads

@@ -27,8 +27,8 @@ def test_every_plan_is_shipped(family: str, element: int, m: int) -> None:
     for kernel in ("linear", "linear_dx", "linear_dw", "gather", "scatter", "weight_gradient"):
         for n, k in ((1, 1), (64, 576), (4096, 4096)):
             plan = rules.plan_by_rule(Problem(kernel, m, n, k, element), Target(family, TARGETS[family]))
-            assert plan.tile in tiles_for(kernel, family, element)
-            assert plan.mode != "single pass" or single_pass_pays(plan.tile)
+            assert plan.tile in tiles_for("few_rows" if plan.mode == "few rows" else kernel, family, element)
+            assert plan.mode != "single pass" or single_pass_pays(plan.tile, family, "bf16")
             assert 1 <= plan.splits <= 32
 
 
@@ -46,6 +46,28 @@ def test_a_sum_too_long_for_few_tiles_is_split() -> None:
     assert rules.plan_by_rule(Problem("weight_gradient", 64, 64, 2**17, 2, 9), A100).splits > 4
     assert rules.plan_by_rule(Problem("linear", 4096, 4096, 16384, 2), A100).splits == 1
     assert rules.plan_by_rule(Problem("linear_dx", 16, 64, 16384, 2), A100).splits == 1
+
+
+@pytest.mark.parametrize("family", TARGETS)
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 4096, 4096), (128, 1024, 1024), (128, 3072, 3072), (4096, 4096, 4096)])
+def test_a_forward_is_split_only_where_most_of_the_machine_would_idle(family: str, m: int, n: int, k: int) -> None:
+    target = Target(family, TARGETS[family])
+    assert rules.plan_by_rule(Problem("linear", m, n, k, 2, single_pass_allowed=True), target).splits == 1
+    assert rules.plan_by_rule(Problem("linear", 8, 64, 16384, 2, single_pass_allowed=True), target).splits > 4
+
+
+def test_where_the_gain_enters_dx() -> None:
+    """In the loop under the largest tile of sm_80 and of sm_90, before it elsewhere."""
+    large, small = Problem("linear_dx", 4096, 4096, 4096, 2), Problem("linear_dx", 128, 512, 512, 2)
+    modes = {f: rules.plan_by_rule(large, Target(f, n)).mode for f, n in TARGETS.items()}
+    assert [modes[f] for f in ("sm_80", "sm_90", "sm_100", "gfx942")] == ["in registers"] * 2 + ["scaled first"] * 2
+    assert rules.plan_by_rule(large._replace(dtypes="fp16"), Target("sm_90", 132)).mode == "scaled first"
+    assert rules.plan_by_rule(small, A100).mode == "scaled first"
+
+
+def test_how_dv_is_made() -> None:
+    assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 16, 2), A100).mode == "few rows"
+    assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 17, 2), A100).mode == "two steps"
 
 
 def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
@@ -100,7 +122,7 @@ def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
     assert len(plans) == len(set(plans))
     assert {plan.mode for plan in plans} == {"norms first", "single pass", "vendor"}
     assert {plan.tile for plan in plans} == set(TILES["sm_80"][2])
-    assert all(single_pass_pays(plan.tile) for plan in plans if plan.mode == "single pass")
+    assert all(single_pass_pays(plan.tile, "sm_80", "bf16") for plan in plans if plan.mode == "single pass")
 
 
 def test_candidates_that_do_not_fit_are_passed_over() -> None:

@@ -6,7 +6,7 @@ from reference import assert_close
 from torch import Tensor
 from triton_cases import DEVICE, DTYPE_IDS, DTYPES, assert_all_close, gains, tensors, tiles, wide
 
-from wnfused.kernels.triton import run_linear, run_rows
+from wnfused.kernels.triton import run_linear, run_linear_backward, run_rows
 from wnfused.kernels.triton.rules import Plan
 from wnfused.ops import reference as formulas
 
@@ -38,7 +38,7 @@ def check_backward(
     dy = torch.randn_like(y)
     saved = y if relu else None
     plans = None if plan is None else (plan, plan)
-    own = run_linear.backward(dy, x, v, g, norms.float(), saved, dim, biased, mask, plans)
+    own = run_linear_backward.backward(dy, x, v, g, norms.float(), saved, dim, biased, mask, plans)
     dy_wide, x_wide, v_wide, g_wide, y_wide = wide(dy, x, v, g, saved)
     wanted = formulas.linear_backward(dy_wide, x_wide, v_wide, g_wide, None, y_wide, dim, 0.0, biased, mask)  # type: ignore[arg-type]
     assert_all_close(own, wanted, x.dtype)
@@ -77,7 +77,7 @@ def test_edges(shape: Shape) -> None:
     check_forward(inputs := make(shape, 0, torch.float32, torch.float32), 0, True, Plan("norms first", tiles(4)[0]))
     x, v, g, b = inputs
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, False)
-    dx, dv, dg, db = run_linear.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL)
+    dx, dv, dg, db = run_linear_backward.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL)
     assert all(a is not None and a.shape == t.shape for a, t in zip((dx, dv, dg, db), inputs, strict=True))
     assert_close(db.cpu(), torch.full((shape[2],), float(shape[0]), dtype=torch.float64))  # type: ignore[union-attr]
 
@@ -107,9 +107,9 @@ def test_one_pass_is_kept_from_layers_with_a_bias(monkeypatch: pytest.MonkeyPatc
     y, norms = formulas.linear(x, v, g, b, 0, 0.0, True)
     dy = torch.randn_like(y)
     wanted = formulas.linear_backward(*wide(dy, x, v, g, None, y), 0, 0.0, True, ALL)  # type: ignore[arg-type]
-    guarded = run_linear.backward(dy, x, v, g, norms, y, 0, True, ALL)
+    guarded = run_linear_backward.backward(dy, x, v, g, norms, y, 0, True, ALL)
     assert_all_close(guarded, wanted, torch.float32)
-    careless = run_linear.backward(dy, x, v, g, norms, y, 0, False, [False, True, True, False])
+    careless = run_linear_backward.backward(dy, x, v, g, norms, y, 0, False, [False, True, True, False])
     with pytest.raises(AssertionError, match="dg"):
         assert_close(careless[2].cpu(), wanted[2], what="dg")  # type: ignore[union-attr, arg-type]
 
@@ -124,7 +124,7 @@ def test_extreme_norms_and_zero_rows(size: float, mode: str, splits: int) -> Non
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, False, plan=plan)
     y_wide, _ = formulas.linear(*wide(x, v, g, b), 0, 0.0, False)  # type: ignore[arg-type]
     assert_close(y.cpu(), y_wide)
-    own = run_linear.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL, (plan, plan))
+    own = run_linear_backward.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL, (plan, plan))
     ones = torch.ones_like(y_wide)
     wanted = formulas.linear_backward(ones, *wide(x, v, g), None, None, 0, 0.0, True, ALL)  # type: ignore[arg-type]
     assert_all_close(own, wanted, torch.float32)
@@ -151,7 +151,9 @@ def test_the_same_bits_twice(dtype: torch.dtype, weights: torch.dtype) -> None:
     for a, again in zip(first, run_linear.forward(x, v, g, b, 0, 0.0, True, plan=plan), strict=True):
         assert torch.equal(a, again)
     arguments = (torch.randn_like(first[0]), x, v, g, first[1], first[0], 0, True, ALL, (plan, plan))
-    for a, again in zip(run_linear.backward(*arguments), run_linear.backward(*arguments), strict=True):  # type: ignore[arg-type]
+    for a, again in zip(
+        run_linear_backward.backward(*arguments), run_linear_backward.backward(*arguments), strict=True
+    ):  # type: ignore[arg-type]
         assert a is not None and again is not None and torch.equal(a, again)
 
 
@@ -160,6 +162,7 @@ def test_addresses_of_64_bits_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     inputs = make((33, 50, 20), 0, torch.float32, torch.float32)
     near = run_linear.forward(*inputs, 0, 0.0, True)
     monkeypatch.setattr(run_linear, "index64", lambda *tensors: True)
+    monkeypatch.setattr(run_linear_backward, "index64", lambda *tensors: True)
     monkeypatch.setattr(run_rows, "index64", lambda *tensors: True)
     far = run_linear.forward(*inputs, 0, 0.0, True)
     assert torch.equal(near[0], far[0])
@@ -180,7 +183,7 @@ def test_strided_and_expanded_tensors() -> None:
     for inputs in ([spread, v, g, b], [x, turned, g, b], [x[:1].expand(6, 24), v, g, b]):
         norms = check_forward(inputs, 0, False, None)
         dy = torch.ones((), device=DEVICE).expand(6, 18)
-        own = run_linear.backward(dy, *inputs[:3], norms, None, 0, True, ALL)
+        own = run_linear_backward.backward(dy, *inputs[:3], norms, None, 0, True, ALL)
         wanted = formulas.linear_backward(*wide(dy, *inputs[:3], norms, None), 0, 0.0, True, ALL)  # type: ignore[arg-type]
         assert_all_close(own, wanted, torch.float32)
 
@@ -189,6 +192,6 @@ def test_empty_batch() -> None:
     x, v, g, b = make((0, 24, 18), 0, torch.float32, torch.float32)
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, True)
     assert y.shape == (0, 18)
-    dx, dv, dg, db = run_linear.backward(y, x, v, g, norms, y, 0, True, ALL)
+    dx, dv, dg, db = run_linear_backward.backward(y, x, v, g, norms, y, 0, True, ALL)
     assert dx is not None and dx.shape == x.shape
     assert not any(t.any() for t in (dv, dg, db) if t is not None)

@@ -8,7 +8,7 @@ from reference import assert_close
 from torch import Tensor
 
 from wnfused.kernels.triton import support
-from wnfused.kernels.triton.tiles import TILES, Tile, tiles_for
+from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, tiles_for
 from wnfused.ops import reference as formulas
 
 DEVICE = torch.device("cpu" if support.interpreted() else "cuda")
@@ -30,7 +30,7 @@ DTYPE_IDS = ["fp32", "bf16", "fp16", "bf16-fp32", "fp16-fp32"]
 def tiles(element: int) -> list[Tile]:
     """All shipped tiles for elements of that size, of every target; on a GPU only those of its own."""
     families = [support.target_of(DEVICE).family] if ON_GPU else list(TILES)
-    kernels = ("linear", "linear_dw", "gather")  # one of each list
+    kernels = [kernel for kernel in KERNELS if kernel != "few_rows"]
     return sorted({tile for k in kernels for family in families for tile in tiles_for(k, family, element)})
 
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.language import dot, narrowed
-from wnfused.kernels.triton.linear import clamped, grouped_tile, scale_at
+from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
 
 @triton.jit
@@ -33,12 +33,14 @@ def inside(z, y, x, D2, D1, D0):
 
 
 @triton.jit
-def finish_tile(acc, bias, out, at, channel, ok, RELU: tl.constexpr):
+def finish_tile(acc, bias, out, at, at_ok, channel, channel_ok, o_channel, RELU: tl.constexpr):
+    """Bias and ReLU on pixels × channels, and out they go: pixels start at ``at``."""
     if bias is not None:
-        acc += tl.load(bias + channel, mask=channel >= 0, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias + channel, mask=channel_ok, other=0.0).to(tl.float32)[None, :]
     if RELU:
         acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(out + at, narrowed(acc, out.dtype.element_ty), mask=ok)
+    place = at[:, None] + channel[None, :] * o_channel
+    tl.store(out + place, narrowed(acc, out.dtype.element_ty), mask=at_ok[:, None] & channel_ok[None, :])
 
 
 @triton.jit
@@ -93,10 +95,8 @@ def gather(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
     if GAIN == "output":
-        acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
-    channel = group * N + n
-    ok = p_ok[:, None] & n_ok[None, :]
-    finish_tile(acc, bias, out, out_at[:, None] + channel[None, :] * o_channel, tl.where(n_ok, channel, -1), ok, RELU)
+        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+    finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
 @triton.jit
@@ -176,10 +176,8 @@ def scatter(
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
     if GAIN == "output":
-        acc *= scale_at(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
-    channel = group * N + n
-    ok = p_ok[:, None] & n_ok[None, :]
-    finish_tile(acc, bias, out, out_at[:, None] + channel[None, :] * o_channel, tl.where(n_ok, channel, -1), ok, RELU)
+        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+    finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
 @triton.jit
@@ -188,17 +186,17 @@ def weight_gradient(
     batch, C, N, D2, D1, D0, O2, O1, O0,
     stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
     n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v_second, v2, v1, v0,
-    elements, rows, pixels_per_split,
+    elements, rows, pixels_per_split, splits,
     K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
 
     A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
-    its part of the row dots ⟨dW, v⟩; with SPLITS > 1 shares of the pixels go to ``dw`` [SPLITS, …].
+    its part of the row dots ⟨dW, v⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
     """
-    group, split = tl.program_id(1) // SPLITS, tl.program_id(1) % SPLITS
+    group, split = tl.program_id(1) // splits, tl.program_id(1) % splits
     blocks = tl.cdiv(C, BLOCK_K)
     columns = K2 * K1 * K0 * blocks
     tile_n, column = tl.program_id(0) // columns, tl.program_id(0) % columns

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.conv import finish_tile, inside, taps_of_phase, volume_index
-from wnfused.kernels.triton.linear import scale_at
+from wnfused.kernels.triton.tile import scale_at
 
 
 @triton.jit
@@ -44,8 +44,7 @@ def depthwise_gather(
         acc += tile * weight[None, :]
     if GAIN != "none":
         acc *= scale_at(g, norms, c, c_ok, gain_step)[None, :]
-    ok = p_ok[:, None] & c_ok[None, :]
-    finish_tile(acc, bias, out, out_at[:, None] + c[None, :] * o_channel, tl.where(c_ok, c, -1), ok, RELU)
+    finish_tile(acc, bias, out, out_at, p_ok, c, c_ok, o_channel, RELU)
 
 
 @triton.jit
@@ -93,8 +92,7 @@ def depthwise_scatter(
         acc += tile * weight[None, :]
     if GAIN != "none":
         acc *= scale_at(g, norms, c, c_ok, gain_step)[None, :]
-    ok = p_ok[:, None] & c_ok[None, :]
-    finish_tile(acc, bias, out, out_at[:, None] + c[None, :] * o_channel, tl.where(c_ok, c, -1), ok, RELU)
+    finish_tile(acc, bias, out, out_at, p_ok, c, c_ok, o_channel, RELU)
 
 
 @triton.jit

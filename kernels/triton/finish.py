@@ -80,9 +80,11 @@ def finish_weight(
                     whole = sum_of_parts(dw, start + e0, ok, parts, elements)
                 else:
                     whole = tl.load(dw + start + e0, mask=ok, other=0.0).to(tl.float32)
-                u = tl.load(v + start + e0, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
+                # dx reads v next, nothing reads dv
+                u = tl.load(v + start + e0, mask=ok, other=0.0, eviction_policy="evict_last").to(tl.float32)
+                u *= inverse[:, None]
                 result = s[:, None] * (whole - c[:, None] * u)
-                tl.store(dv + start + e0, narrowed(result, dv.dtype.element_ty), mask=ok)
+                tl.store(dv + start + e0, narrowed(result, dv.dtype.element_ty), mask=ok, eviction_policy="evict_first")
     if db is not None:  # noqa: SIM102 - this test is the compiler's, the next one the program's
         if pid >= row_programs:
             channel = (pid - row_programs) * BLOCK_C + tl.arange(0, BLOCK_C)

@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from wnfused.kernels.triton import rules, run_conv, run_linear, support, tune
+from wnfused.kernels.triton import rules, run_conv, run_linear, run_linear_backward, run_rows, support, tune
 from wnfused.kernels.triton.rules import Plan, Problem
 
 
@@ -56,15 +56,18 @@ def _linear(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Prob
     m, k, n = layer.batch, layer.inputs, layer.outputs
     x, v = torch.randn(m, k, dtype=dtype, device=device), torch.randn(n, k, dtype=dtype, device=device)
     g, dy = torch.ones(n, 1, dtype=dtype, device=device), torch.randn(m, n, dtype=dtype, device=device)
-    norms = run_linear.row_norms(v, g, 0, 0.0)
-    element = x.element_size()
-    forward = Problem("linear", m, n, k, element, single_pass_allowed=True)
-    dx, dw = Problem("linear_dx", m, k, n, element), Problem("linear_dw", n, k, m, element)
+    norms = run_rows.row_norms(v, g, 0, 0.0)
+    element, dtypes = x.element_size(), run_linear.dtypes_of(x, v)
+    forward = Problem("linear", m, n, k, element, dtypes=dtypes, single_pass_allowed=True)
+    dx = Problem("linear_dx", m, k, n, element, dtypes=dtypes)
+    dw = Problem("linear_dw", n, k, m, element, dtypes=dtypes)
     return _bucketed(
         {
             forward: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, plan=plan),
-            dx: _backward(run_linear.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False]),
-            dw: _backward(run_linear.backward, (dy, x, v, g, norms, None, 0, True), [False, True, True, True]),
+            dx: _backward(
+                run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False]
+            ),
+            dw: _backward(run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [False, True, True, True]),
         }
     )
 
@@ -79,7 +82,7 @@ def _conv(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Proble
     v = v.contiguous(memory_format=torch.channels_last)
     g = torch.ones(layer.outputs, 1, 1, 1, dtype=dtype, device=device)
     geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    norms = run_linear.row_norms(v, g, 0, 0.0)
+    norms = run_rows.row_norms(v, g, 0, 0.0)
     walk = run_conv.walk_of(v, [1, 1], [1, 1], [1, 1], 1)
     forward = run_conv.gather_problem(x, dy, v, walk)
     dx, dw = run_conv.scatter_problem(dy, x, v, walk), run_conv.weight_problem(dy, x, v, walk)

@@ -7,7 +7,7 @@ powers of two, so that a ragged last batch meets the plan its full siblings have
 import functools
 from typing import NamedTuple
 
-from wnfused.kernels.triton.tiles import Tile, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import FEW_ROWS, Tile, gain_hides, single_pass_pays, tiles_for
 
 
 class Target(NamedTuple):
@@ -29,10 +29,15 @@ class Problem(NamedTuple):
     repeats: int = 1
     single_pass_allowed: bool = False  # a norm per output row of v, norms not known yet
     channels_last: bool = True  # of a convolution's tensors; the kernels read contiguous ones in narrow pieces
+    dtypes: str = "bf16"  # of a linear layer's activations, and after a slash its weights, where they differ
+
+
+# The forward's ways to the norms, those of linear dx to the gain and of linear dW to dv, and the vendor's library.
+MODES = ("norms first", "single pass", "in registers", "scaled first", "few rows", "two steps", "vendor")
 
 
 class Plan(NamedTuple):
-    mode: str  # "norms first", "single pass" or "vendor"
+    mode: str  # one of MODES
     tile: Tile
     splits: int = 1
 
@@ -51,8 +56,10 @@ def bucketed(problem: Problem) -> Problem:
 @functools.lru_cache(maxsize=4096)
 def plan_by_rule(problem: Problem, target: Target) -> Plan:
     problem = bucketed(problem)
+    if problem.kernel == "linear_dw" and problem.k <= FEW_ROWS:
+        return Plan("few rows", tiles_for("few_rows", target.family, problem.element)[0])
     tile = _tile(problem, target)
-    return Plan(_mode(problem, tile), tile, _splits(problem, tile, target))
+    return Plan(_mode(problem, tile, target), tile, _splits(problem, tile, target))
 
 
 # Multiply-adds from which cuDNN, which turns contiguous images into its own order first, is expected to win.
@@ -73,23 +80,34 @@ def _tile(problem: Problem, target: Target) -> Tile:
     return fitting[-1] if problem.m <= 16 else next((t for t in reversed(fitting) if t.m >= 64), fitting[-1])
 
 
-def _mode(problem: Problem, tile: Tile) -> str:
+def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     """Each row of tiles sums Σv² again: up to four rows that is cheaper than a launch and a trip over v of its own."""
     if not problem.channels_last and problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION:
         return "vendor"
-    if problem.single_pass_allowed and single_pass_pays(tile) and -(-problem.m // tile.m) <= 4:
+    if problem.kernel == "linear_dx":
+        return "in registers" if gain_hides(target.family, tile, problem.dtypes) else "scaled first"
+    if problem.kernel == "linear_dw":
+        return "two steps"
+    if (
+        problem.single_pass_allowed
+        and single_pass_pays(tile, target.family, problem.dtypes)
+        and -(-problem.m // tile.m) <= 4
+    ):
         return "single pass"
     return "norms first"
 
 
-# The one-pass weight gradient saves four trips over dW and pays with work in its loop over the batch's rows: by the
-# audit's model it wins up to about this many of them.
-MOST_ROWS_IN_ONE_PASS = 1024
+# A forward is split, at the price of a second launch, only where its tiles would leave more than this part of the
+# machine idle: by the roofline the sum's share of the time falls by less than a launch costs before that.
+IDLE = 4
+LONG_SUM = 4096
 
 
 def _splits(problem: Problem, tile: Tile, target: Target) -> int:
     """Shares of the summed dimension, when there are too few tiles to fill the machine and enough left to sum."""
     if problem.kernel in ("linear_dx", "gather", "scatter"):
         return 1
-    missing = target.processors // max(1, _tiles_of(problem, tile))
-    return max(1, min(missing, problem.k // (8 * tile.k), 32))
+    tiles = max(1, _tiles_of(problem, tile))
+    if problem.kernel == "linear" and (tiles * IDLE > target.processors or problem.k < LONG_SUM):
+        return 1
+    return max(1, min(target.processors // tiles, problem.k // (8 * tile.k), 32))

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.run_linear import Gradients, finish_bias, finish_rows, new_scales, supported
+from wnfused.kernels.triton.run_finish import Gradients, finish_bias, finish_rows, new_scales
+from wnfused.kernels.triton.run_linear import supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
+from wnfused.kernels.triton.support import launch_options
 
 Triple = tuple[int, int, int]
 
@@ -117,7 +119,7 @@ def weight_problem(near: Tensor, far: Tensor, v: Tensor, walk: Walk) -> Problem:
 def _blocks(plan: Plan) -> dict[str, int]:
     tile = plan.tile
     blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
-    return {**blocks, "num_warps": tile.warps, "num_stages": tile.stages}
+    return {**blocks, **launch_options(tile.warps, tile.stages)}
 
 
 def _kernel_sizes(walk: Walk) -> dict[str, int]:
@@ -138,6 +140,7 @@ def gather(
             source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
             *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
             **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
+            **launch_options(),
         )  # fmt: skip
         return
     n, c = v.shape[0] // groups, v.shape[1]
@@ -179,6 +182,7 @@ def scatter(
             source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
             *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
             **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
+            **launch_options(),
         )  # fmt: skip
         return
     c, n = v.shape[0] // groups, v.shape[1]
@@ -289,7 +293,7 @@ def _weight_gradient(
     if alone:
         depthwise.depthwise_weight_gradient[(triton.cdiv(groups, 32) * taps, splits)](
             a, b, mask_a, mask_b, dw, a.shape[0], groups, *sizes, v.stride(0), *strides_of(v)[2:], v.numel(), per_split,
-            **_kernel_sizes(walk), INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32,
+            **_kernel_sizes(walk), INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32, **launch_options(),
         )  # fmt: skip
         dots, columns = None, 0
     else:
@@ -298,9 +302,9 @@ def _weight_gradient(
         tile = plan.tile
         conv.weight_gradient[(triton.cdiv(n, tile.m) * columns, groups * splits)](
             a, b, mask_a, mask_b, v, dw, dots, a.shape[0], c, n, *sizes, *strides_of(v),
-            v.numel(), v.shape[0], per_split,
-            **_kernel_sizes(walk), SPLITS=splits, PRECISION=precision(a.dtype), INDEX64=index64(a, b, dw),
-            BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, num_warps=tile.warps, num_stages=tile.stages,
+            v.numel(), v.shape[0], per_split, splits,
+            **_kernel_sizes(walk), PRECISION=precision(a.dtype), INDEX64=index64(a, b, dw),
+            BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, **launch_options(tile.warps, tile.stages),
         )  # fmt: skip
     dy, y = output
     if dim == 0:

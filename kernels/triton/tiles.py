@@ -16,31 +16,60 @@ class Tile(NamedTuple):
         return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}"
 
 
-# Where a convolution's addresses leave no room for the usual tile's registers.
-_FOR_CONVOLUTIONS = {
-    ("sm_80", Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
-    ("sm_100", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+# Where a kernel's addresses or its epilogue leave no room for the usual tile's registers, or another count of warps
+# reads shared memory less often: by kernel, target family and element size.
+_INSTEAD = {
+    # four warps read each element fewer times than eight: that leaves room for a single pass's squares
+    ("linear", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("scatter", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("scatter", "sm_80", 2, Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("scatter", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("linear_dw", "sm_100", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("weight_gradient", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
 }
+# What a thread may have at most: told this, NVIDIA's assembler takes what it needs; left alone it aims for more threads
+# at a time, and now and then puts a value into memory to get there.
+MOST_REGISTERS = 255
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
+KERNELS = ("linear", "linear_dx", "linear_dw", "few_rows", "gather", "scatter", "weight_gradient")
+FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
+# For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
+# Two warps read x from shared memory fewer times than four, which counts where DRAM is fastest.
+_NARROW = {
+    "sm_90": {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)},
+    "sm_100": {2: Tile(16, 32, 128, 2, 4), 4: Tile(16, 32, 64, 2, 4)},
+    "gfx942": {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)},
+}
 
 
 def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
     """The tiles a kernel is shipped with, for a target family and elements of that many bytes; largest first."""
+    if kernel == "few_rows":
+        return (Tile(FEW_ROWS, 16 if element == 4 else 32, 64 if element == 4 else 128, 4, 3),)
     tiles = TILES[family][element]
-    if kernel in ("gather", "scatter"):
-        return tuple(_FOR_CONVOLUTIONS.get((family, tile), tile) for tile in tiles)
-    if kernel not in WEIGHT_GRADIENTS:
-        return tiles
-    # With four warps the epilogue of 128×128 results does not fit in registers.
-    return tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
+    if kernel in ("linear", "linear_dx") and family in _NARROW:
+        tiles = (*tiles, _NARROW[family][element])
+    if kernel in WEIGHT_GRADIENTS:  # with four warps the epilogue of 128×128 results does not fit in registers
+        tiles = tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
+    return tuple(_INSTEAD.get((kernel, family, element, tile), tile) for tile in tiles)
 
 
-def single_pass_pays(tile: Tile) -> bool:
+def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
+    """Where dx can multiply dy's tile by g/n in its loop: under tensor cores that are fed from registers (sm_80), or,
+    where the tile came through registers anyway (sm_90), if they are busy enough. Elsewhere dy is scaled before."""
+    return tile.m * tile.n >= 128 * 128 and (family == "sm_80" or (family == "sm_90" and dtypes in ("bf16", "fp32")))
+
+
+def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:
     """Where summing squares hides: under the tensor cores of the largest tile, under v's way from memory in small ones.
 
-    In between the loop waits for shared memory, from which v's tile is read twice.
+    In between the loop waits for shared memory, from which v's tile is read twice; so does the largest tile of sm_80
+    where v is float32 under 16-bit activations.
     """
-    return tile.m <= 32 or tile.m * tile.n >= 128 * 128
+    waits = family == "sm_80" and "/" in dtypes
+    return tile.m <= 32 or (tile.m * tile.n >= 128 * 128 and not waits)
 
 
 # By target family, then by element size of the activations in bytes; largest first.

@@ -18,7 +18,7 @@ import torch
 
 from wnfused.kernels.triton import rules, support
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, single_pass_pays, tiles_for
 
 log = logging.getLogger("wnfused")
 
@@ -80,17 +80,16 @@ def _winners(device: torch.device) -> dict[Problem, Plan]:
 
 
 def _problem(fields: list[Any]) -> Problem:
-    kernel, *numbers, single_pass, channels_last = fields
-    if not isinstance(kernel, str) or not all(type(n) is int for n in numbers):
+    kernel, *numbers, single_pass, channels_last, dtypes = fields
+    if not isinstance(kernel, str) or not isinstance(dtypes, str) or not all(type(n) is int for n in numbers):
         raise ValueError(f"not a problem: {fields!r}")
-    return Problem(kernel, *numbers, single_pass, channels_last)
+    return Problem(kernel, *numbers, single_pass, channels_last, dtypes)
 
 
 def _read_plan(fields: list[Any]) -> Plan:
     mode, tile, splits = fields
-    kernels = ("linear", "linear_dw", "gather")  # one of each list
-    shipped = {t for k in kernels for family, sizes in TILES.items() for e in sizes for t in tiles_for(k, family, e)}
-    if mode not in ("norms first", "single pass", "vendor") or Tile(*tile) not in shipped or not 1 <= splits <= 32:
+    shipped = {t for k in KERNELS for family, sizes in TILES.items() for e in sizes for t in tiles_for(k, family, e)}
+    if mode not in rules.MODES or Tile(*tile) not in shipped or not 1 <= splits <= 32:
         raise ValueError(f"not a plan: {fields!r}")
     return Plan(mode, Tile(*tile), splits)
 
@@ -118,18 +117,26 @@ def forget() -> None:
 
 
 def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
-    """The rule's plan first, then every other: all tiles, both ways to the norms, the sum whole and in shares."""
+    """The rule's plan first, then every other: all tiles and modes, the sum whole and in shares."""
     first = rules.plan_by_rule(problem, target)
     yield first
     splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
     for tile in tiles_for(problem.kernel, target.family, problem.element):
-        single = problem.single_pass_allowed and single_pass_pays(tile)
-        for mode in ("norms first", "single pass") if single else ("norms first",):
+        for mode in _modes(problem, tile, target.family):
             for splits in (1, 4, 16) if splittable else (1,):
                 if splits <= max(1, problem.k // tile.k) and (mode, tile, splits) != first:
                     yield Plan(mode, tile, splits)
     if first.mode != "vendor":
         yield Plan("vendor", first.tile)
+
+
+def _modes(problem: Problem, tile: Tile, family: str) -> tuple[str, ...]:
+    if problem.kernel == "linear_dx":
+        return ("scaled first", "in registers")
+    if problem.kernel == "linear_dw":
+        return ("two steps",)
+    single = problem.single_pass_allowed and single_pass_pays(tile, family, problem.dtypes)
+    return ("norms first", "single pass") if single else ("norms first",)
 
 
 def tune(

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wnfused.kernels.triton import run_conv, run_linear, run_rows
+from wnfused.kernels.triton import run_conv, run_linear, run_linear_backward, run_rows
 from wnfused.ops import known_norms
 from wnfused.ops.reference import Gradients
 from wnfused.ops.torch_backend import laid_out_like
@@ -57,7 +57,7 @@ def linear_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, eps: float, biased: bool,
     mask: list[bool],
 ) -> Gradients:  # fmt: skip
-    dx, dv, dg, db = run_linear.backward(dy, x, v, g, norms, y, dim, biased, mask)
+    dx, dv, dg, db = run_linear_backward.backward(dy, x, v, g, norms, y, dim, biased, mask)
     return dx, laid_out_like(dv, v), dg, db
 
 

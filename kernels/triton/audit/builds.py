@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import MOST_REGISTERS, TILES, Tile, gain_hides, single_pass_pays, tiles_for
 
 TARGETS = tuple(TILES)
 Constant = int | bool | str | None
@@ -46,6 +46,12 @@ class Build:
     pointers: Values = ()  # what they point to, where their names do not say it
 
     @property
+    def registers(self) -> int | None:
+        """The most a thread may have, where the launch says it."""
+        told = self.kernel in TOLD_REGISTERS and not self.target.startswith("gfx")
+        return MOST_REGISTERS if told else None
+
+    @property
     def config(self) -> str:
         return self.mode if self.tile is None else f"{self.mode} {self.tile}"
 
@@ -63,8 +69,9 @@ class Build:
 
 MATMUL_KERNELS = {
     "linear_forward": "linear",
-    "linear_input_gradient": "linear",
-    "linear_weight_gradient": "linear",
+    "linear_input_gradient": "linear_backward",
+    "linear_weight_gradient": "linear_backward",
+    "few_rows_weight_gradient": "few_rows",
     "gather": "conv",
     "scatter": "conv",
     "weight_gradient": "conv",
@@ -79,10 +86,12 @@ OTHER_KERNELS = {
     "write_normalized": "rows",
     "partial_dots": "rows",
     "project": "rows",
+    "prepare_gradient": "prepare",
     "finish_weight": "finish",
     "scale_channels": "affine",
     "many_row_norms": "multi",
 }
+TOLD_REGISTERS = {*MATMUL_KERNELS, "depthwise_gather", "depthwise_scatter", "depthwise_weight_gradient"}
 KERNELS = {**MATMUL_KERNELS, **OTHER_KERNELS}
 
 # A 3×3 convolution of 256 channels, padding 1, on 56×56 images in channels-last memory.
@@ -97,7 +106,7 @@ _SIZES = {
     **_WALK,
     **{f"{t}_{name}" if len(name) > 1 else f"{t}{name}": step for t in "sonf" for name, step in _STRIDES.items()},
     "v_first": 9 * 256, "v_second": 1, "v2": 0, "v1": 3 * 256, "v0": 256,
-    "elements": 9 * 256 * 256, "rows": 256, "pixels_per_split": 4096,
+    "elements": 9 * 256 * 256, "rows": 256, "pixels_per_split": 4096, "splits": 1,
 }  # fmt: skip
 _LINEAR_SIZES = {
     **dict.fromkeys(("M", "N", "K", "x_stride", "v_stride", "y_stride", "dy_stride", "dx_stride"), 4096),
@@ -115,6 +124,8 @@ class Mode(NamedTuple):
     name: str
     constants: dict[str, Constant]
     has_twin: bool = True
+    sizes: Values = ()
+    pointers: Values = ()
 
 
 def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(KERNELS)) -> Iterator[Build]:
@@ -123,88 +134,131 @@ def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(
             yield from _matmuls(kernel, target) if kernel in MATMUL_KERNELS else [_other(kernel, target)]
 
 
-_RULE_NAMES = {"linear_weight_gradient": "linear_dw"}  # what the rule calls a kernel
+_RULE_NAMES = {
+    "linear_forward": "linear",
+    "linear_input_gradient": "linear_dx",
+    "linear_weight_gradient": "linear_dw",
+    "few_rows_weight_gradient": "few_rows",
+}  # what the rule calls a kernel
 
 
 def _matmuls(kernel: str, target: str) -> Iterator[Build]:
     for dtypes in DTYPES:
         for tile in tiles_for(_RULE_NAMES.get(kernel, kernel), target, dtypes.element):
-            plain = _matmul(kernel, target, dtypes, tile, Mode("plain", PLAIN[kernel]), None)
-            yield plain
-            for mode in _modes(kernel, dtypes):
-                if mode.name.startswith("single pass") and not single_pass_pays(tile):
+            plain = None
+            if kernel in PLAIN:
+                plain = _matmul(kernel, target, dtypes, tile, Mode("plain", {}), None)
+                yield plain
+            for mode in _modes(kernel, target, dtypes, tile):
+                if not mode.has_twin and kernel in PLAIN and dtypes not in VARIED:
                     continue
                 yield _matmul(kernel, target, dtypes, tile, mode, plain if mode.has_twin else None)
 
 
-_MASKED = {"linear_input_gradient": "y", "gather": "mask_source", "scatter": "mask_source"}
 PLAIN: dict[str, dict[str, Constant]] = {
-    "linear_forward": {"GAIN": "none", "SINGLE_PASS": False, "SPLITS": 1, "partial": None, "squares_out": None},
-    "linear_input_gradient": {"GAIN": "none", "y": None},
-    "linear_weight_gradient": {"ONE_PASS": False, "SPLITS": 1, "dots": None, "dg": None, "scales": None, "y": None},
+    "linear_forward": {"GAIN": "none", "SINGLE_PASS": False, "SPLIT": False, "partial": None, "squares_out": None},
+    "linear_input_gradient": {"GAIN": "none", "y": None, "factor": None},
+    "linear_weight_gradient": {
+        "ONE_PASS": False, "SPLIT": False, "PREPARE": False,
+        "dots": None, "y": None, "scaled": None, "factor": None, "db": None,
+    },
     "gather": {"GAIN": "none", "mask_source": None},
     "scatter": {"GAIN": "none", "mask_source": None, "bias": None},
-    "weight_gradient": {"SPLITS": 1, "dots": None, "mask_near": None, "mask_far": None},
-}
+    "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None},
+}  # fmt: skip
+VARIED = (BF16,)  # dtypes whose variations (modes without a twin) are compiled: it is their registers that matter
+_FEW_ROWS: dict[str, Constant] = {"y": None}
 _POINTER = "a pointer"  # takes a constant None of PLAIN back
 
 
-def _modes(kernel: str, dtypes: Dtypes) -> list[Mode]:
-    """Where g/n enters is run_linear's and run_conv's choice for a norm per output.
-
-    Modes without a twin are compiled for bf16 alone: they are variations whose registers matter.
-    """
-    narrow, mixed = dtypes.activations == "fp16", dtypes == FP16_MIXED
-    modes = {
-        "linear_forward": [Mode("norms first", {"GAIN": "weight" if mixed else "output"})],
-        # the weight gradient's kernels have left g/n where g is read
-        "linear_input_gradient": [Mode("gain", {"GAIN": "weight" if narrow else "output", "norms": None})],
-        "linear_weight_gradient": [
-            Mode("two steps", {"dots": _POINTER}),
-            Mode("one pass", {"ONE_PASS": True, "y": _POINTER, "dg": _POINTER, "scales": _POINTER}),
-        ],
-        "gather": [Mode("norms first", {"GAIN": "weight" if mixed else "output"})],
-        "scatter": [Mode("gain", {"GAIN": "weight" if narrow else "input", "norms": None})],
-        "weight_gradient": [Mode("two steps", {"dots": _POINTER})],
-    }[kernel]
-    if kernel == "linear_forward" and not mixed:
-        modes.append(Mode("single pass", {"GAIN": "output", "SINGLE_PASS": True}))
-    return modes + (_variations(kernel, modes[0]) if dtypes == BF16 else [])
-
-
-def _variations(kernel: str, first: Mode) -> list[Mode]:
+def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
+    """Where g/n enters is the launches' choice for a norm per output. Modes without a twin are variations."""
     if kernel == "linear_forward":
-        split: dict[str, Constant] = {
-            "GAIN": "output",
-            "SINGLE_PASS": True,
-            "SPLITS": 4,
-            "partial": _POINTER,
-            "squares_out": _POINTER,
-        }
-        return [Mode("single pass, split", split, False), Mode("gain per input", {"GAIN": "input"}, False)]
+        return _forward_modes(target, dtypes, tile)
+    if kernel == "linear_input_gradient":
+        return _input_gradient_modes(target, dtypes, tile)
     if kernel == "linear_weight_gradient":
-        return [Mode("split", {"SPLITS": 4}, False)]
-    if kernel == "weight_gradient":
-        return [Mode("two steps, ReLU", {"dots": _POINTER, "mask_near": _POINTER}, False)]
-    return [Mode(f"{first.name}, ReLU", {**first.constants, _MASKED[kernel]: _POINTER}, False)]
+        return _weight_gradient_modes(dtypes)
+    narrow, mixed = dtypes.activations == "fp16", dtypes == FP16_MIXED
+    masked: dict[str, Constant] = {"mask_source": _POINTER}
+    if kernel == "few_rows_weight_gradient":
+        return [Mode("few rows", {}, False), Mode("few rows, ReLU", {"y": _POINTER}, False)]
+    if kernel == "gather":
+        gain: dict[str, Constant] = {"GAIN": "weight" if mixed else "output"}
+        return [Mode("norms first", gain), Mode("norms first, ReLU", {**gain, **masked}, False)]
+    if kernel == "scatter":
+        gain = {"GAIN": "weight" if narrow else "input", "norms": None}
+        return [Mode("gain", gain), Mode("gain, ReLU", {**gain, **masked}, False)]
+    return [
+        Mode("two steps", {"dots": _POINTER}),
+        Mode("two steps, ReLU", {"dots": _POINTER, "mask_near": _POINTER}, False),
+        Mode("split", {}, False, (("splits", 4),), (("dw", "fp32"),)),
+    ]
+
+
+def _forward_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
+    output: dict[str, Constant] = {"GAIN": "output"}
+    split: dict[str, Constant] = {"SPLIT": True, "partial": _POINTER}
+    if dtypes == FP16_MIXED:
+        return [Mode("norms first", {"GAIN": "weight"}), Mode("norms first, split", {"GAIN": "weight", **split}, False)]
+    modes = [Mode("norms first", output), Mode("norms first, split", {**output, **split}, False)]
+    if dtypes.activations != "fp16":
+        modes.append(Mode("gain per input", {"GAIN": "input"}, False))
+    if single_pass_pays(tile, target, str(dtypes)):
+        single: dict[str, Constant] = {**output, "SINGLE_PASS": True}
+        modes += [
+            Mode("single pass", single),
+            Mode("single pass, split", {**single, **split, "squares_out": _POINTER}, False),
+        ]
+    return modes
+
+
+def _input_gradient_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
+    """In registers where that hides, else on a dy scaled before (the plain loop) or, in float16, guarded."""
+    narrow = dtypes.activations == "fp16"
+    modes = []
+    if gain_hides(target, tile, str(dtypes)):  # the weight gradient's kernels have left g/n where g is read
+        modes.append(Mode("gain", {"GAIN": "weight" if narrow else "output", "norms": None}))
+    if not narrow:
+        return [*modes, Mode("scaled first", {})]
+    return [*modes, Mode("guarded", {"GAIN": "guarded", "factor": _POINTER})]
+
+
+def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
+    prepare: dict[str, Constant] = {"PREPARE": True, "scaled": _POINTER, "db": _POINTER}
+    if dtypes.activations == "fp16":
+        prepare["factor"] = _POINTER
+    two: dict[str, Constant] = {**prepare, "dots": _POINTER}
+    modes = [
+        Mode("two steps", two),
+        Mode("two steps, ReLU", {**two, "y": _POINTER}, False),
+        Mode("split", {**prepare, "SPLIT": True}, False, pointers=(("dw", "fp32"),)),
+    ]
+    if dtypes.activations != "fp16":
+        modes.append(Mode("one pass", {"ONE_PASS": True, "dots": _POINTER}))
+    return modes
 
 
 def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, plain: Build | None) -> Build:
     module = MATMUL_KERNELS[kernel]
     constants: dict[str, Constant] = {
         "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes == FP32 else "ieee",
+        "MIXED": dtypes.activations != dtypes.weights, "BLOCK_P": 64, "BLOCK_C": 32,
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
-        **PLAIN[kernel], **mode.constants, **_blocks(kernel, tile),
+        **PLAIN.get(kernel, _FEW_ROWS), **mode.constants, **_blocks(kernel, tile),
     }  # fmt: skip
     constants = {name: value for name, value in constants.items() if value != _POINTER}
-    sizes = _SIZES if module == "conv" else _LINEAR_SIZES
-    return Build(kernel, module, target, dtypes, mode.name, tile, _items(sizes), _items(constants), plain)
+    sizes = {**(_SIZES if module == "conv" else _LINEAR_SIZES), **dict(mode.sizes)}
+    if kernel == "few_rows_weight_gradient":
+        sizes["M"] = 8
+    names, values = _items(sizes), _items(constants)
+    return Build(kernel, module, target, dtypes, mode.name, tile, names, values, plain, mode.pointers)
 
 
 def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
     """As the launches in run_linear and run_conv map a tile on what each kernel calls M, N and K."""
     m, n, k = tile.m, tile.n, tile.k
-    if kernel.endswith("weight_gradient"):
+    if kernel in ("linear_weight_gradient", "weight_gradient"):
         m, n, k = tile.k, tile.m, tile.n
     elif kernel == "linear_input_gradient":
         m, n, k = tile.m, tile.k, tile.n
@@ -215,7 +269,7 @@ def _other(kernel: str, target: str) -> Build:
     constants: dict[str, Constant] = {
         "GAIN": "output", "SINGLE_PASS": True, "RELU": True, "INDEX64": False, "OUTER_IS_ONE": True,
         "STATISTICS": "fp32", "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "HAS_ROWS": True,
-        "FIELDS": 5, "DTYPE": "bf16", **_row_tile(kernel),
+        "FIELDS": 5, "DTYPE": "bf16", "MIXED": False, **_row_tile(kernel),
         **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),
         "BLOCK_P": 64, "BLOCK_C": 64 if kernel == "scale_channels" else 32,
     }  # fmt: skip
@@ -224,6 +278,8 @@ def _other(kernel: str, target: str) -> Build:
         sizes = _SIZES
     else:
         sizes = {**_LINEAR_SIZES, **_ROW_SIZES, **_PIXEL_SIZES}
+    if kernel == "prepare_gradient":
+        constants.update(factor=None)
     if kernel == "partial_norms":  # rows that are not split: the norms at once
         constants.update(scales=None, squares=None)
     mode = "single pass" if kernel == "finish_linear" else "as shipped"

@@ -7,6 +7,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
@@ -14,11 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from wnfused.kernels.triton.audit.builds import KERNELS, Build
+from wnfused.kernels.triton.audit.builds import Build
 from wnfused.kernels.triton.audit.facts import Facts
 
 Progress = Callable[[int, int, str], None]
-_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db"}
+_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db", "factor"}
 _WEIGHT_POINTERS = {"v", "w", "g", "bias", "dw", "dv", "dg"}
 
 
@@ -27,10 +28,13 @@ def compile_all(builds: Sequence[Build], progress: Progress = lambda done, count
     found = {build: facts for build in builds if (facts := _cached(build)) is not None}
     missing = [build for build in builds if build not in found]
     progress(len(found), len(builds), "from the cache")
+    alike: dict[Path, list[Build]] = {}  # a mode may be the plain kernel on another operand
+    for build in missing:
+        alike.setdefault(_file(build), []).append(build)
     if missing:
-        for build, facts in _compiled_in_workers(missing):
+        for build, facts in _compiled_in_workers([group[0] for group in alike.values()]):
             _keep(build, facts)
-            found[build] = facts
+            found |= dict.fromkeys(alike[_file(build)], facts)
             progress(len(found), len(builds), str(build))
     return found
 
@@ -71,7 +75,10 @@ def compile_build(build: Build) -> Facts:
     target = GPUTarget("hip", build.target, 64) if amd else GPUTarget("cuda", int(build.target[3:]), 32)
     source = ASTSource(kernel, *_specialised(kernel, build))
     try:
-        binary = triton.compile(source, target, {"num_warps": build.warps, "num_stages": build.stages})
+        options = {"num_warps": build.warps, "num_stages": build.stages}
+        if build.registers is not None:
+            options["maxnreg"] = build.registers
+        binary = triton.compile(source, target, options)
     except Exception as error:  # triton raises many kinds, some of which do not survive the way back
         raise RuntimeError(f"{build} does not compile: {type(error).__name__}: {error}") from None
     return (amdgcn if amd else sass).facts(binary)
@@ -108,8 +115,7 @@ def _type(name: str, build: Build) -> str:
         return "fp32"
     if name == "g" and dict(build.constants).get("norms", 0) is None:  # g/n, which is kept in float32
         return "*fp32"
-    whole = dict(build.constants).get("SPLITS", 1) == 1 and not build.kernel.startswith("depthwise")
-    if name in _FLOAT32_POINTERS or (name == "dw" and not whole):
+    if name in _FLOAT32_POINTERS or (name == "dw" and build.kernel.startswith("depthwise")):
         return "*fp32"
     return "*" + (build.dtypes.weights if name in _WEIGHT_POINTERS else build.dtypes.activations)
 
@@ -120,19 +126,27 @@ def cache_folder() -> Path:
 
 
 @functools.cache
-def _version() -> str:
-    """Changes with triton, with a kernel and with what is read from its code."""
+def _version(module: str) -> str:
+    """Changes with triton, with the kernel's file and those it imports, and with what is read from its code."""
     folder = Path(__file__).parent
     readers = [folder / f"{name}.py" for name in ("compiled", "facts", "loops", "sass", "amdgcn")]
     digest = hashlib.sha256(metadata.version("triton").encode())
-    kernels = [folder.parent / f"{name}.py" for name in sorted({"language", *KERNELS.values()})]
-    for source in [*kernels, *readers]:
+    for source in [*(folder.parent / f"{name}.py" for name in sorted(_imported(module))), *readers]:
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
+def _imported(module: str) -> set[str]:
+    """The kernel files that this one is made of, itself among them."""
+    source = (Path(__file__).parent.parent / f"{module}.py").read_text()
+    return {module}.union(
+        *(_imported(name) for name in re.findall(r"from wnfused\.kernels\.triton\.(\w+) import", source))
+    )
+
+
 def _file(build: Build) -> Path:
-    name = hashlib.sha256(f"{_version()} {replace(build, plain=None)!r}".encode()).hexdigest()
+    same = replace(build, plain=None, mode="")  # a mode's name changes nothing
+    name = hashlib.sha256(f"{_version(build.module)} {same!r} {build.registers}".encode()).hexdigest()
     return cache_folder() / f"{name}.json"
 
 

@@ -7,7 +7,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from wnfused.kernels.triton import affine, conv, depthwise, finish, linear, rows, run_conv, run_linear
+from wnfused.kernels.triton import (
+    affine,
+    conv,
+    depthwise,
+    few_rows,
+    finish,
+    linear,
+    linear_backward,
+    prepare,
+    rows,
+    run_conv,
+    run_linear,
+    run_linear_backward,
+)
 from wnfused.kernels.triton.audit.processors import PROCESSORS
 from wnfused.kernels.triton.rules import Plan, Problem, Target, plan_by_rule
 
@@ -22,6 +35,7 @@ class Launch(NamedTuple):
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     products: int = 0  # multiply-adds on the tensor cores
+    streamed: tuple[int, ...] = ()  # tensors whose stores ask the cache not to keep them
 
 
 class Layer(NamedTuple):
@@ -43,10 +57,34 @@ class Layer(NamedTuple):
         return self.batch * self.size**2 * self.inputs * self.outputs * max(1, self.kernel) ** 2
 
 
-_WRITTEN = {"y", "partial", "squares_out", "dx", "dw", "dots", "dg", "dv", "db", "out", "w", "scales"}
+_WRITTEN = {
+    "y",
+    "partial",
+    "squares_out",
+    "dx",
+    "dw",
+    "dots",
+    "dg",
+    "dv",
+    "db",
+    "out",
+    "w",
+    "scales",
+    "scaled",
+    "factor",
+}
 _WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
-_READ_BY = {"finish_linear": {"partial"}, "finish_weight": {"dw", "dots", "y"}, "project": {"dw", "dots"}}
-_MODULES = (affine, conv, depthwise, finish, linear, rows)
+_READ_BY = {
+    "finish_linear": {"partial"},
+    "finish_weight": {"dw", "dots", "y"},
+    "project": {"dw", "dots"},
+    "prepare_gradient": {"y"},
+    "few_rows_weight_gradient": {"y"},
+    "linear_weight_gradient": {"y"},
+    "linear_input_gradient": {"y", "factor"},
+}
+_STREAMED = {"finish_weight": "dv", "few_rows_weight_gradient": "dv", "linear_weight_gradient": "dw"}
+_MODULES = (affine, conv, depthwise, few_rows, finish, linear, linear_backward, prepare, rows)
 _UNTOUCHED = {"finish_linear": {"v"}}  # read again only where a norm is out of float32's range
 
 
@@ -77,7 +115,7 @@ def backward(layer: Layer, target: str, dtype: torch.dtype, one_pass: bool = Fal
         if layer.kernel:
             run_conv.backward(dy, x, v, g, norms, y, _geometry(layer), 0, mask=mask, plans=plans)
         else:
-            run_linear.backward(dy, x, v, g, norms, y, 0, biased=not one_pass, mask=mask, plans=plans)
+            run_linear_backward.backward(dy, x, v, g, norms, y, 0, biased=not one_pass, mask=mask, plans=plans)
     return found
 
 
@@ -109,15 +147,24 @@ class _Recorder:
         written = self._written(tensors, constants)
         untouched = self._untouched(tensors, constants) | (written - _READ_BY.get(self.kernel, set()))
         products = self.layer.products if "BLOCK_K" in constants else 0
+        if self.kernel == "few_rows_weight_gradient":
+            products *= 2  # x · vᵀ and dyᵀ · x
         reads = tuple(_access(t) for n, t in tensors.items() if n not in untouched)
-        self.found.append(Launch(self.kernel, reads, tuple(_access(tensors[n]) for n in sorted(written)), products))
+        writes = tuple(_access(tensors[n]) for n in sorted(written))
+        self.found.append(Launch(self.kernel, reads, writes, products, self._streamed(tensors, constants)))
+
+    def _streamed(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> tuple[int, ...]:
+        name = _STREAMED.get(self.kernel)
+        if name not in tensors or constants.get("ONE_PASS", True) is False:
+            return ()
+        return (_access(tensors[name]).tensor,)
 
     def _written(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
         written = set(_WRITTEN_BY.get(self.kernel, _WRITTEN)) & tensors.keys()
         written -= _READ_BY.get(self.kernel, set())
-        if self.kernel in ("linear_input_gradient", "linear_weight_gradient"):
-            written.discard("y")  # the saved output, there
-        if constants.get("SPLITS", 1) > 1 and self.kernel == "linear_forward":
+        if constants.get("ONE_PASS"):
+            written.discard("dots")
+        if constants.get("SPLIT") and self.kernel == "linear_forward":
             written.discard("y")
         elif constants.get("SINGLE_PASS"):
             written.add("norms")
@@ -125,7 +172,7 @@ class _Recorder:
 
     def _untouched(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
         untouched = set(_UNTOUCHED.get(self.kernel, set()))
-        if constants.get("SPLITS", 1) > 1 and self.kernel == "linear_forward":
+        if constants.get("SPLIT") and self.kernel == "linear_forward":
             untouched |= {"y", "g", "bias", "norms"}
         if self.kernel.endswith("weight_gradient") and "dots" not in tensors and not constants.get("ONE_PASS"):
             untouched |= {"v", "g", "norms"}

@@ -27,10 +27,19 @@ def natural_loops(listing: Listing) -> list[list[int]]:
 
 
 def main_loop(listing: Listing, weight: Callable[[str], int]) -> list[str] | None:
-    """Opcodes of the innermost loop whose instructions weigh most; None where there is no loop."""
+    """Opcodes of the loop whose instructions weigh most, of equal ones the shortest; None where there is no loop.
+
+    Weights below a thousand decide only where there are none above: a loop with as many matrix products as another is
+    not the main one for its loads.
+    """
     loops = [[listing.instructions[i].opcode for i in loop] for loop in natural_loops(listing)]
     loops = [loop for loop in loops if len(loop) > 4]  # shorter ones wait: a barrier's spin, the trap at the end
-    return max(loops, key=lambda loop: (sum(map(weight, loop)), -len(loop)), default=None)
+
+    def rank(loop: list[str]) -> tuple[int, int]:
+        total = sum(map(weight, loop))
+        return total // 1000 * 1000 or total, -len(loop)
+
+    return max(loops, key=rank, default=None)
 
 
 def _block_starts(listing: Listing) -> list[int]:

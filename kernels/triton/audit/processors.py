@@ -1,8 +1,21 @@
 """Nominal figures of the GPUs the targets stand for: what a processor does per cycle, and the machine's peaks.
 
-Rates are per streaming multiprocessor (compute unit) and cycle. Bandwidths and 16-bit rates are nominal dense peaks and
-clocks are chosen to agree with them; none was checked against a data sheet. Assumed, not published: warp-wide MMA runs
-at A100's rate on sm_90 and sm_100, and gfx942 issues one instruction per SIMD and cycle.
+Rates are per streaming multiprocessor (compute unit) and cycle. Where they were looked up:
+
+- A100 (80 GB SXM): 108 processors, 1.41 GHz, 64 FP32 lanes and 1024 dense 16-bit multiply-adds each, 40 MB of L2 cache,
+  312 TFLOP/s from NVIDIA's Ampere white paper; 2039 GB/s from the data sheet of the 80 GB card.
+- H100 (SXM5): 132 processors, 128 FP32 lanes each, 1.83 GHz where the tensor cores run, 989 TFLOP/s dense, 3350 GB/s,
+  50 MB, up to 228 kB of shared memory and 256 kB of registers each: white paper and data sheet. 2048 multiply-adds
+  follow from rate, clock and count.
+- B200 (HGX, 1000 W): 148 processors, 126 MB of L2 cache, 228 kB of shared memory as the driver reports them
+  (pytorch/ao#4002, which also finds 7.67 TB/s); 2250 TFLOP/s dense from the data sheet, 7.7 TB/s of HGX B200; the
+  tensor cores' clock of 1.86 GHz from published specifications: 4096 multiply-adds follow.
+- MI300X: 304 compute units, wavefronts of 64, 64 kB of LDS, 512 kB of vector registers, 256 MB of Infinity Cache from
+  ROCm's table of GPU specifications; 2.1 GHz, 5.3 TB/s, 1307 TFLOP/s from AMD's data sheet: 1024 multiply-adds follow.
+
+Not found in print, and assumed: warp-wide MMA at A100's rate on sm_90 and sm_100; integer, special-function and shared
+memory rates of sm_80 (64 and 16 lanes, 128 bytes: CUDA programming guide) on the later ones too; one instruction per
+SIMD and cycle, 16 special lanes and 128 bytes of LDS a cycle on gfx942.
 """
 
 from dataclasses import dataclass
@@ -57,7 +70,7 @@ PROCESSORS = {
     ),
     "sm_100": Processor(
         "B200",
-        count=148, clock=1.85, bandwidth=8000, tflops=2250, l2=126, warp=32, schedulers=4,
+        count=148, clock=1.86, bandwidth=7700, tflops=2250, l2=126, warp=32, schedulers=4,
         tensor=4096, mma_sync=1024, float_lanes=128, integer_lanes=64, special_lanes=16, shared_bytes=128,
         registers=2048, max_registers=255, register_unit=8, shared_capacity=228 * KB, shared_reserved=KB,
         max_warps=64, max_programs=32, tensor_memory=512,

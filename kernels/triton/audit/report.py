@@ -22,6 +22,20 @@ normalization, whose loop has *plain* instructions. Tables by tile are for bf16.
 rows, with the instruction mix of each loop.
 """
 
+_NOTES = """
+How to read them:
+
+- *dx with the gain*: only the largest tile of sm_80 and (bf16, fp32) sm_90 multiplies dy by g/n in its loop (mode
+  *gain*). Elsewhere dy was scaled before, in the weight gradient's launch or in one of its own, and the loop is the
+  plain GEMM's (*scaled first*, the same code). float16 (*guarded*) has two loops; the one compared is taken while the
+  scales of the layer lie within a factor of 8, the other one multiplies v's tile in its loop and is slower.
+- *single pass*: the rule does not choose it, and it is not compiled, for tiles of 64 ≤ M < 128, nor with the largest
+  tile on sm_80 for float32 weights under 16-bit activations: there norms come first.
+- *launches, forward*: a linear forward is split, in two launches, only if its tiles would occupy less than a quarter of
+  the processors and 4096 or more numbers are summed. None of the shapes below is.
+- *bytes*: hints that keep v and let go of dv are taken to be obeyed.
+"""
+
 
 def everything(rows: list[Row]) -> list[Check]:
     """All checks: the kernels' always, those of layers when forward and backward kernels were asked for."""
@@ -59,6 +73,7 @@ def markdown(rows: list[Row]) -> str:
         if not check.ok:
             rest = f" and {len(check.broken) - 5} more" if len(check.broken) > 5 else ""
             parts.append(f"\nBroken — {check.what}: {'; '.join(check.broken[:5])}{rest}.")
+    parts.append(_NOTES.rstrip())
     for kernel in dict.fromkeys(row.build.kernel for row in rows):
         parts += ["", f"## `{kernel}`\n", *_kernel([row for row in rows if row.build.kernel == kernel])]
     parts += ["", "## Roofline of layers in bf16: a model, not a measurement\n", _roofline_head(targets), ""]
@@ -129,7 +144,7 @@ def _roofline_head(targets: tuple[str, ...]) -> str:
         f"{p.gpu} {p.bandwidth:.0f} GB/s, {p.tflops} TFLOP/s, cache {p.l2} MB" for p in _processors(targets)
     )
     what = "Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time."
-    return f"{what} Nominal peaks, not checked against data sheets: {peaks}."
+    return f"{what} Nominal peaks (their sources are in `kernels/triton/audit/processors.py`): {peaks}."
 
 
 def _processors(targets: tuple[str, ...]) -> list:

@@ -2,6 +2,7 @@
 
 Every kernel reads and writes each of its tensors once. What a kernel touched stays in the L2 cache, the latest tensors
 first, as long as whole tensors fit: reading it again is free, and what is overwritten there is written back once.
+A gradient that is stored with the hint to evict it first is not kept.
 A kernel takes the longer of its bytes at peak bandwidth and its products at the peak rate; launch gaps are left out.
 """
 
@@ -94,20 +95,24 @@ def dram_bytes(launches: list[Launch], cache: int) -> list[int]:
     held: dict[int, int] = {}  # tensor -> bytes, oldest first
     loads = []
     for launch in launches:
-        load = sum(_touch(held, access, cache) for access in launch.reads)
-        load += sum(_touch(held, access, cache, write=True) for access in launch.writes)
+        # What is there when a launch begins is read from there, whichever of its operands comes first.
+        load = sum(a.bytes for a in launch.reads if held.get(a.tensor, 0) < a.bytes)
+        for access in launch.reads:
+            _keep(held, access, cache)
+        # A tensor overwritten while it is still there is paid for once, by its first writer.
+        load += sum(a.bytes for a in launch.writes if held.get(a.tensor, 0) < a.bytes)
+        for access in launch.writes:
+            _keep(held, access, 0 if access.tensor in launch.streamed else cache)
         loads.append(load)
     return loads
 
 
-def _touch(held: dict[int, int], access: Access, cache: int, write: bool = False) -> int:
-    present = held.pop(access.tensor, 0) >= access.bytes
+def _keep(held: dict[int, int], access: Access, cache: int) -> None:
+    held.pop(access.tensor, None)
     if access.bytes <= cache:
         held[access.tensor] = access.bytes
         while sum(held.values()) > cache:
             del held[next(iter(held))]
-    # A tensor overwritten while it is still there is paid for once, by its first writer.
-    return 0 if present else access.bytes
 
 
 def _seconds(p: Processor, products: int, load: int) -> float:

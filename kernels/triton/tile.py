@@ -1,0 +1,55 @@
+"""What the matmul-like kernels share: the order of tiles, indices that need no mask, and g/n of an index."""
+
+import triton
+import triton.language as tl
+
+from wnfused.kernels.triton.rows import gain_over_norm
+
+
+@triton.jit
+def grouped_tile(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
+    """Tiles in columns of GROUP rows, so that programs that run together share operands in the L2 cache."""
+    per_group = GROUP * tiles_n
+    first = pid // per_group * GROUP
+    height = tl.minimum(tiles_m - first, GROUP)
+    return first + pid % per_group % height, pid % per_group // height
+
+
+@triton.jit
+def clamped(start, size, BLOCK: tl.constexpr, INDEX64: tl.constexpr):
+    """BLOCK indices from start on, those past the end moved onto the last: loads along them need no mask.
+
+    Not for a dimension that is contiguous in memory: moved indices hide from the compiler that their neighbours are
+    neighbours, and the loads become as narrow as an element.
+    """
+    index = tl.minimum(start + tl.arange(0, BLOCK), size - 1)
+    return index.to(tl.int64) if INDEX64 else index
+
+
+@triton.jit
+def scale_at(g, norms, index, ok, gain_step):
+    """g/n of an index; without norms g holds that already. ok may be None, where every index is inside."""
+    if ok is None:
+        scale = tl.load(g + index * gain_step).to(tl.float32)
+    else:
+        scale = tl.load(g + index * gain_step, mask=ok, other=0.0).to(tl.float32)
+    if norms is not None:
+        if ok is None:
+            norm = tl.load(norms + index * gain_step)
+        else:
+            norm = tl.load(norms + index * gain_step, mask=ok, other=0.0)
+        scale = gain_over_norm(scale, norm)
+    return scale
+
+
+@triton.jit
+def scales_of_columns(g, norms, index, ok, gain_step):
+    """g/n of a tile's columns, each loaded and divided by one thread, which then shares it.
+
+    Loads of fewer elements than threads look cheap to the compiler: it would let every thread load and divide for all
+    the columns it holds, and the registers that takes are missed in the loop before.
+    """
+    WIDTH: tl.constexpr = index.shape[0]
+    copy = tl.arange(0, 512 // WIDTH)[:, None]
+    at = tl.broadcast_to(index[None, :], [512 // WIDTH, WIDTH])
+    return tl.sum(scale_at(g, norms, at, (copy == 0) & ok[None, :], gain_step), 0)

@@ -232,7 +232,7 @@ std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const T
   Tensor bias = bias_any.has_value() && bias_any->defined() ? *bias_any : Tensor();
   const auto shape = output_shape(x, v, geometry);
   const Side side = choose(x, v, g, c10::multiply_integers(shape), geometry, dim);
-  const bool direct = is_direct(x, v, g, geometry, dim);
+  const bool direct = is_direct(x, v, g, geometry, dim, /*backward=*/false);
   Tensor y, norms;
   if (direct || side != Side::kWeight) norms = row_norms(v, g, dim, eps);
   if (direct && all_moderate(norms)) {
@@ -261,7 +261,8 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
   Tensor dy = dy_any;
   if (y.has_value() && y->defined()) dy = at::threshold_backward(dy, *y, 0);
   const bool want_dw = mask[1] || mask[2], want_db = mask[3];
-  if ((mask[0] || want_dw) && is_direct(x, v, g, geometry, dim) && all_moderate(norms)) {
+  if ((mask[0] || want_dw) && is_direct(x, v, g, geometry, dim, /*backward=*/true) &&
+      all_moderate(norms)) {
     auto gradients = direct_convolution_backward(dy, x, v, g, norms, geometry, mask);
     if (want_db && !want_dw) std::get<3>(gradients) = bias_gradient(dy);
     return gradients;

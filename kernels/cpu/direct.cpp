@@ -16,7 +16,7 @@ namespace wnfused {
 namespace {
 
 constexpr int64_t kSmallWeight = 65536;  // elements that stay in cache from image to image
-constexpr int64_t kMostZeros = 4;        // dx adds up the zeros between dy's pixels: so many times its pixels at most
+constexpr int64_t kMostStretch = 4;      // dx adds up the zeros between dy's pixels: so many times its pixels at most
 constexpr int64_t kReuse = 128;          // pixels that a larger weight should meet
 
 // How the filters lie: filter r, channel c, tap t at r * row + c * channel + t, or with the taps in reverse.
@@ -130,13 +130,13 @@ void convolve(float* out, const float* in, const float* in_scale, const Shape& s
 
 }  // namespace
 
-bool is_direct(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim) {
+bool is_direct(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim, bool backward) {
   const auto is_float = [](const Tensor& t) { return t.scalar_type() == at::kFloat; };
   if (dim != Dim(0) || geometry.transposed || geometry.groups != 1 || (x.dim() != 3 && x.dim() != 4)) return false;
   if (!is_float(x) || !is_float(v) || !is_float(g) || x.numel() == 0 || v.numel() == 0) return false;
   if (!x.is_contiguous() || !v.is_contiguous()) return false;
   const Shape s = shape_of(x, v, geometry);
-  if (s.stride_h * s.stride_w > kMostZeros) return false;
+  if (s.stride_h * s.stride_w > (backward ? kMostStretch : 1)) return false;
   // A large weight that meets few pixels is a matter of memory, not of sums: others do that in fewer passes.
   return s.out_pixels() >= kVec && (v.numel() < kSmallWeight || s.batch * s.out_pixels() >= kReuse);
 }

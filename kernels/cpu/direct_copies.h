@@ -14,22 +14,20 @@ inline void clear(float* to, int64_t n) {
   for_lanes<float>(n, [&](int64_t i, auto count) { store_lane(to + i, Vec(0), count); });
 }
 
-// Copies of each channel in which every tap reads whole vectors of output pixels. One padded copy, where a vector of
+// Copies of each channel in which every tap reads whole vectors of output pixels: one padded copy, where a vector of
 // pixels lies in one row of the output; otherwise one copy for each column of the kernel, shifted by it, in rows
-// exactly as long as the output's, so that vectors run on across rows; with a stride one copy for each tap, of just
-// what it reads.
+// exactly as long as the output's, so that vectors run on across rows.
 struct Copies {
   const Shape& shape;
-  bool padded = !shape.strided() && (shape.out_w % kVec == 0 || shape.out_h == 1);
-  int64_t count = padded ? 1 : shape.strided() ? shape.taps() : shape.kernel_w;
+  bool padded = shape.out_w % kVec == 0 || shape.out_h == 1;
+  int64_t count = padded ? 1 : shape.kernel_w;
   int64_t line = padded ? shape.out_w + shape.reach_w() : shape.out_w;
-  int64_t lines = shape.strided() ? shape.out_h : shape.out_h + shape.reach_h(), plane = lines * line;
+  int64_t lines = shape.out_h + shape.reach_h(), plane = lines * line;
 
   int64_t channel() const { return count * plane; }
   int64_t image() const { return shape.channels * channel(); }
 
   int64_t tap(int64_t i, int64_t j) const {
-    if (shape.strided()) return (i * shape.kernel_w + j) * plane;
     return i * shape.dilation_h * line + (padded ? j * shape.dilation_w : j * plane);
   }
 
@@ -37,7 +35,7 @@ struct Copies {
 
   // What write() leaves alone, because it is the same for every image.
   void clear_padding(float* to) const {
-    if (shape.strided() || shape.stretched()) return clear(to, image());
+    if (shape.stretched()) return clear(to, image());
     for (int64_t j = 0; j < count; ++j, to += plane) {
       const Window at = window_of(j);
       for (int64_t c = 0; c < shape.channels; ++c) clear_around(to + c * channel(), at);
@@ -46,7 +44,7 @@ struct Copies {
 
   // The channels of one image, scaled. `all` are the images it lies among.
   void write(float* to, const float* from, const float* scale, c10::ArrayRef<float> all) const {
-    if (shape.strided() || shape.stretched()) return write_spaced(to, from, scale);
+    if (shape.stretched()) return write_stretched(to, from, scale);
     for (int64_t j = 0; j < count; ++j, to += plane) {
       const Window at = window_of(j);
       const Vec mask = mask_of(at);
@@ -102,39 +100,29 @@ struct Copies {
     }
   }
 
-  // Pixels that are read or written some pixels apart, one by one: to[r, c] = from[r, c] with one side spaced.
-  void write_spaced(float* to, const float* from, const float* scale) const {
+  // The pixels of a stretched image, one by one: the zeros between them are there.
+  void write_stretched(float* to, const float* from, const float* scale) const {
+    const Span rows = span(-shape.pad_h, shape.stretch_h, shape.height, lines);
     for (int64_t j = 0; j < count; ++j) {
-      const int64_t i = shape.strided() ? j / shape.kernel_w : 0, column = shape.strided() ? j % shape.kernel_w : j;
-      const Spacing rows =
-          spacing(i * shape.dilation_h - shape.pad_h, shape.height, lines, shape.stride_h, shape.stretch_h);
-      const Spacing columns =
-          spacing(column * shape.dilation_w - shape.pad_w, shape.width, line, shape.stride_w, shape.stretch_w);
-      for (int64_t c = 0; c < shape.channels; ++c) {
-        const float factor = scale ? scale[c] : 1.0f;
-        for (int64_t h = 0; h < rows.count; ++h) {
-          const float* in = from + (c * shape.height + rows.from + h * rows.from_step) * shape.width + columns.from;
-          float* out = to + c * channel() + j * plane + (rows.to + h * rows.to_step) * line + columns.to;
-          for (int64_t w = 0; w < columns.count; ++w) out[w * columns.to_step] = factor * in[w * columns.from_step];
+      const Span columns = span(j * shape.dilation_w - shape.pad_w, shape.stretch_w, shape.width, line);
+      for (int64_t c = 0; c < shape.channels; ++c)
+        for (int64_t h = rows.begin; h < rows.end; ++h) {
+          const float* in = from + (c * shape.height + h) * shape.width;
+          float* out = to + c * channel() + j * plane + (rows.place + h * shape.stretch_h) * line + columns.place;
+          for (int64_t w = columns.begin; w < columns.end; ++w)
+            out[w * shape.stretch_w] = (scale ? scale[c] : 1) * in[w];
         }
-      }
     }
   }
 
-  // The pixels along one side that are not padding: where the first lies, how far apart they are, how many there are.
-  struct Spacing {
-    int64_t from, from_step, to, to_step, count;
+  // The pixels f in [begin, end) along one side whose place in the copy, place + f * stretch, lies in [0, size).
+  struct Span {
+    int64_t begin, end, place;
   };
 
-  // Place t of the output and place f of the input meet where t * stride + shift = f * stretch.
-  static Spacing spacing(int64_t shift, int64_t size, int64_t out, int64_t stride, int64_t stretch) {
-    const auto up = [](int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; };  // ceil(a / b), at least 0
-    if (stretch > 1) {
-      const int64_t first = up(shift, stretch), last = std::min(size, up(out + shift, stretch));
-      return {first, 1, first * stretch - shift, stretch, std::max<int64_t>(0, last - first)};
-    }
-    const int64_t first = up(-shift, stride), last = std::min(out, up(size - shift, stride));
-    return {first * stride + shift, stride, first, 1, std::max<int64_t>(0, last - first)};
+  static Span span(int64_t shift, int64_t stretch, int64_t pixels, int64_t size) {
+    const auto first_from = [&](int64_t n) { return n <= 0 ? 0 : std::min((n + stretch - 1) / stretch, pixels); };
+    return {first_from(shift), first_from(size + shift), -shift};
   }
 
   // Where rows divide a vector, every vector of a run holds the same columns, and one mask clears what runs across the

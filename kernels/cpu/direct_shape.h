@@ -28,7 +28,6 @@ struct Shape {
   int64_t pixels() const { return height * width; }
   int64_t out_pixels() const { return out_h * out_w; }
   int64_t taps() const { return kernel_h * kernel_w; }
-  bool strided() const { return stride_h > 1 || stride_w > 1; }
   bool stretched() const { return stretch_h > 1 || stretch_w > 1; }
 
   // The convolution that gives dx from dy: channels exchanged, the filters turned by half a turn, strides stretched.

@@ -74,7 +74,7 @@ def _title(trainer: Trainer) -> str:
     where = f"{world.size} processes, {config.sharding}" if world.size > 1 else str(world.device)
     since = f"; resumed at step {trainer.step}" if trainer.step else ""
     return (
-        f"{config.model} ({how}; {count:,} parameters) on {config.data}: {config.epochs} epochs of {len(train_images)} "
+        f"{config.model} ({how}; {count:,} parameters) on {config.data}: {config.epochs} × {len(train_images)} "
         f"steps of {config.batch_size} images, {where}, into {trainer.folder.path}{since}"
     )
 

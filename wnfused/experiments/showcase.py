@@ -126,10 +126,8 @@ def introduction(config: Config) -> list[str]:
 def conclusion(results: Mapping[str, Result], times: Mapping[str, StepTime]) -> str:
     """What came out, in a sentence or two: as measured, whichever way it went."""
     parts = "; ".join(f"{name}: {_outcome(result)}" for name, result in results.items())
-    fused, torchs = times["wnfused"].ratio, times["torch's weight_norm"].ratio
-    cost = (
-        f"A step takes {fused:.2f} times as long as without normalization, {torchs:.2f} times with torch's weight_norm."
-    )
+    fused, torchs = (f"{times[name].ratio:.2f} times" for name in ("wnfused", "torch's weight_norm"))
+    cost = f"Against no normalization, a step takes {fused} as long with wnfused and {torchs} with torch's weight_norm."
     return f"{parts[0].upper()}{parts[1:]}. {cost}"
 
 

@@ -21,11 +21,13 @@ class Tile(NamedTuple):
 _INSTEAD = {
     # four warps read each element fewer times than eight: that leaves room for a single pass's squares
     ("linear", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("gather", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
     ("scatter", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
     ("scatter", "sm_80", 2, Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
     ("gather", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
     ("scatter", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("linear_dw", "sm_90", 2, Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
     ("linear_dw", "sm_100", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("weight_gradient", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
 }

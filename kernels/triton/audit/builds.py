@@ -166,7 +166,7 @@ PLAIN: dict[str, dict[str, Constant]] = {
     "scatter": {"GAIN": "none", "mask_source": None, "bias": None},
     "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None},
 }  # fmt: skip
-VARIED = (BF16,)  # dtypes whose variations (modes without a twin) are compiled: it is their registers that matter
+VARIED = (BF16, FP32, BF16_MIXED)  # whose variations (modes without a twin) are compiled; float16 is built as bf16 is
 _FEW_ROWS: dict[str, Constant] = {"y": None}
 _POINTER = "a pointer"  # takes a constant None of PLAIN back
 

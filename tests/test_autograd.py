@@ -137,7 +137,7 @@ def test_what_is_not_saved_may_change_in_place(backend: str) -> None:
 
 def node_name(kind: str) -> str:
     """C++ nodes carry the operation's name; in a process without the native library one Python node serves all."""
-    if os.environ.get("WNFUSED_BACKEND") == "torch":
+    if os.environ.get("WNFUSED_BACKEND") in ("torch", "triton"):
         return "_DifferentiableBackward"
     return {"weight_norm": "WeightNormBackward", "linear": "WNLinearBackward"}.get(kind, "WNConvolutionBackward")
 

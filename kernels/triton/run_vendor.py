@@ -45,7 +45,8 @@ def linear(
     output = x.numel() // max(1, v.shape[1]) * v.shape[0]
     if dim != 1 and 0 < output < v.numel() and _wide(x, v, g) and v.numel() > 0:
         y = x @ v.t()
-        return scale_output(y.view(-1, v.shape[0]), g, norms, bias, relu).view(y.shape), norms
+        scale_output(y.view(-1, v.shape[0]), g, norms, bias, relu)
+        return y, norms  # itself, not a view of it: users may change it in place
     w = normalized(v, g, norms, dim, v.dtype)
     y = F.linear(x, w.to(x.dtype), None if bias is None else bias.to(x.dtype))
     return y.relu_() if relu else y, norms

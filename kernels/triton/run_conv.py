@@ -233,8 +233,25 @@ def empty_output(x: Tensor, v: Tensor, geometry: tuple) -> Tensor:
             shape.append((size - 1) * stride[i] - 2 * padding[i] + reach + output_padding[i])
         else:
             shape.append((size + 2 * padding[i] - reach) // stride[i] + 1)
-    format = channels_last(x) or channels_last(v) or torch.contiguous_format
-    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
+    format = output_format(x, v, geometry)
+    if x.ndim == 3:
+        shape.insert(2, 1)  # a signal is an image one row high
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
+    return y.squeeze(2) if x.ndim == 3 else y
+
+
+def output_format(x: Tensor, v: Tensor, geometry: tuple) -> torch.memory_format:
+    """The memory order of torch's own convolution on this device: a compiled graph is laid out by it."""
+    if x.is_contiguous() and v.is_contiguous():
+        return torch.contiguous_format
+    w = v if v.dtype == x.dtype else torch.empty_like(v, dtype=x.dtype)
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    backend = torch._C._select_conv_backend(
+        x, w, None, stride, padding, dilation, transposed, output_padding, groups, None
+    )
+    if x.ndim == 3:
+        x, w = x.new_empty(x.shape).unsqueeze(2), w.unsqueeze(2)
+    return torch._C._conv_determine_backend_memory_format(x, w, backend)
 
 
 def backward(

@@ -100,12 +100,16 @@ def test_weight_gradient_in_shares(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["2d strided dilated", "transposed 2d", "depthwise", "3d"])
 def test_channels_last(name: str) -> None:
-    """Read and written without a copy: the output and the gradients have the input's and the weight's order."""
+    """Read and written without a copy: the output and the gradients have the input's and the weight's order.
+
+    The compiler goes by what torch's own convolution does, which on a CPU writes three dimensions contiguously.
+    """
     inputs, geometry = make(name, 0, torch.float32, torch.float32)
     format = torch.channels_last if inputs[0].ndim == 4 else torch.channels_last_3d
     inputs[:2] = [t.contiguous(memory_format=format) for t in inputs[:2]]
     y, (dx, dv, _, _) = check(inputs, geometry, 0, relu=True)
-    assert y.is_contiguous(memory_format=format)
+    assert y.stride() == torch.convolution(inputs[0], inputs[1], None, *geometry).stride()
+    assert y.is_contiguous(memory_format=format) or (y.ndim == 5 and DEVICE.type == "cpu")
     assert dx is not None and dx.stride() == inputs[0].stride()
     assert dv is not None and dv.stride() == inputs[1].stride()
 

@@ -234,10 +234,10 @@ def empty_output(x: Tensor, v: Tensor, geometry: tuple) -> Tensor:
         else:
             shape.append((size + 2 * padding[i] - reach) // stride[i] + 1)
     format = output_format(x, v, geometry)
-    if x.ndim == 3:
-        shape.insert(2, 1)  # a signal is an image one row high
-    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
-    return y.squeeze(2) if x.ndim == 3 else y
+    if x.ndim == 3 and format == torch.channels_last:  # a signal is an image one row high
+        _, channels, length = shape
+        return x.new_empty_strided(shape, (channels * length, 1, channels))
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=format)
 
 
 def output_format(x: Tensor, v: Tensor, geometry: tuple) -> torch.memory_format:

@@ -93,7 +93,9 @@ def convolution(
             return scale_output(_dense(y), g, norms, bias, relu), norms
     w = normalized(v, g, norms, dim, v.dtype)
     y = torch.ops.aten.convolution(x, w.to(x.dtype), None if bias is None else bias.to(x.dtype), *geometry)
-    return y.relu_() if relu else y, norms
+    if relu:  # of one dimension y is a view, and what is saved must not be: changes in place would go unnoticed
+        y = y.relu() if y._is_view() else y.relu_()
+    return y, norms
 
 
 def _dense(y: Tensor) -> Tensor:

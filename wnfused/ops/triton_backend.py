@@ -1,6 +1,7 @@
 """The ``triton`` backend: the operators' signatures onto the launches of ``wnfused.kernels.triton``."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,12 +17,18 @@ Dim = int | None
 Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
+_interpreter = threading.RLock()  # triton's interpreter keeps the program it runs in one place for all threads
+
+
 def _on_its_device(operator: Operator) -> Operator:
     """Triton launches on the current device, which need not be that of the tensors."""
 
     @functools.wraps(operator)
     def launch(first: Tensor, *rest: Any) -> Any:
-        if not first.is_cuda or first.device.index == torch.cuda.current_device():
+        if not first.is_cuda:
+            with _interpreter:
+                return operator(first, *rest)
+        if first.device.index == torch.cuda.current_device():
             return operator(first, *rest)
         with torch.cuda.device(first.device):
             return operator(first, *rest)

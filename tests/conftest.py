@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 import torch
+from chosen_backends import BACKENDS
 
 import wnfused
 from wnfused.ops import native
@@ -80,12 +81,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except wnfused.BackendUnavailable as error:
         _skip_without_compiler(error)
         raise
-
-
-# Where WNFUSED_BACKEND=torch chose from the start, nothing loads the native library, and with it the C++ autograd that
-# otherwise serves CPU tensors under either backend: tests/test_backends.py runs tests in such a process.
-CHOSEN = os.environ.get("WNFUSED_BACKEND")
-BACKENDS = [CHOSEN] if CHOSEN in ("torch", "triton") else ["native", "torch"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -4,7 +4,6 @@ tests/test_backends.py runs these once more without the native library.
 """
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from autograd_cases import Torch, assert_same, model, scalar, some_samples
+from chosen_backends import CHOSEN, OTHER
 from reference import CONVS, assert_close, normalized
 from samples import BY_NAME, Sample
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 import wnfused
 from wnfused.functional import weight_norm, wn_conv1d, wn_linear
+from wnfused.ops import native
 
 pytestmark = pytest.mark.usefixtures("_one_thread")
 
@@ -137,7 +138,7 @@ def test_what_is_not_saved_may_change_in_place(backend: str) -> None:
 
 def node_name(kind: str) -> str:
     """C++ nodes carry the operation's name; in a process without the native library one Python node serves all."""
-    if os.environ.get("WNFUSED_BACKEND") in ("torch", "triton"):
+    if not native.is_loaded():
         return "_DifferentiableBackward"
     return {"weight_norm": "WeightNormBackward", "linear": "WNLinearBackward"}.get(kind, "WNConvolutionBackward")
 
@@ -224,7 +225,7 @@ def test_threads(backend: str) -> None:
 
 def test_backend_may_change_between_forward_and_backward() -> None:
     """Also between the first and the second backward: nothing saved belongs to one backend."""
-    names = ["torch"] if os.environ.get("WNFUSED_BACKEND") == "torch" else ["native", "torch", "native"]
+    names = ["torch"] if CHOSEN == "torch" else ["native", OTHER, "native"]
     for first, second in itertools.pairwise([*names, *names]):
         tensors = BY_NAME["conv1d"].tensors()
         with wnfused.backend(first):

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from chosen_backends import BACKENDS
 from convolution_cases import Shape, as_channels_last, check_against_float64, expected, gradient_of, make, run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,7 +176,7 @@ def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     relu=st.booleans(),
     bias=st.booleans(),
     channels_last=st.booleans(),
-    name=st.sampled_from(["native", "torch"]),
+    name=st.sampled_from(BACKENDS),
 )
 def test_any_shape(case: dict[str, Any], relu: bool, bias: bool, channels_last: bool, name: str) -> None:
     arguments, transposed = case["arguments"], case["transposed"]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from chosen_backends import BACKENDS
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import assert_close, assert_gradients_close, doubles, errors, gradients, normalized
@@ -64,7 +65,7 @@ def test_options(backend: str, m: int, eps: float, bias: bool, relu: bool) -> No
     relu=st.booleans(),
     bias=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
-    name=st.sampled_from(["native", "torch"]),
+    name=st.sampled_from(BACKENDS),
 )
 def test_any_shape(
     m: int, k: int, n: int, dim: int | None, relu: bool, bias: bool, dtype: torch.dtype, name: str

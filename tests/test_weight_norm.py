@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from chosen_backends import BACKENDS
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import assert_close, doubles, errors, gradients, normalized
@@ -96,7 +97,7 @@ def test_eps(backend: str, eps: float) -> None:
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     data=st.data(),
     dtype=st.sampled_from([torch.float32, torch.float64]),
-    name=st.sampled_from(["native", "torch"]),
+    name=st.sampled_from(BACKENDS),
 )
 def test_any_shape_and_order(shape: list[int], data: st.DataObject, dtype: torch.dtype, name: str) -> None:
     dim = data.draw(st.sampled_from([*range(len(shape)), None]))

@@ -27,6 +27,11 @@ def is_built() -> bool:
     return library_path().exists()
 
 
+def is_loaded() -> bool:
+    """True once its C++ autograd serves CPU tensors, whatever backend computes."""
+    return _state.get("reason", "not tried") is None
+
+
 def build() -> Path:
     """Build the library if needed; raises ``BuildError`` with one clear line where that fails."""
     return cpu_build.build(_NAME, _SOURCES)

@@ -53,8 +53,12 @@ def test_channels_last_weight_is_walked_in_place() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_norms(dtype: torch.dtype) -> None:
-    shapes = [((7, 5), 0, 0.0), ((600, 3), 1, 1e-3), ((3, 700), 0, 0.0), ((4, 3, 2, 2), 1, 0.0), ((5, 6), None, 0.5)]
-    weights = []
+    """Rows along memory, from multiples of 16 bytes on or not; rows side by side, of many and of few; one over all."""
+    shapes = [
+        ((7, 5), 0, 0.0), ((600, 3), 1, 1e-3), ((3, 700), 0, 0.0), ((4, 3, 2, 2), 1, 0.0), ((5, 6), None, 0.5),
+        ((6, 1048), 0, 0.1), ((33, 130), 1, 0.0), ((2, 3, 40), 1, 0.0), ((9, 8, 3), 2, 0.0),
+    ]  # fmt: skip
+    weights = [run_multi.Weight(tensors(((49,), dtype))[0][1:].view(3, 16), (3, 1), 0, 0.0)]  # not from one
     for shape, dim, eps in shapes:
         (v,) = tensors((shape, dtype))
         weights.append(run_multi.Weight(v, formulas.gain_shape(shape, dim), dim, eps))
@@ -69,6 +73,12 @@ def test_many_norms_of_extreme_and_zero_rows() -> None:
     (norms,) = run_multi.many_norms([run_multi.Weight(v, (6, 1), 0, 0.0)])
     for own, want in zip(norms.flatten(), formulas.row_norms(v.double().cpu(), 0).flatten(), strict=True):
         assert_close(own[None].cpu(), want[None])
+
+
+def test_a_norm_too_long_for_one_program_is_left_to_the_layer() -> None:
+    v = torch.empty(2, run_multi.LONGEST_ROW, device="meta")
+    assert run_multi.supported(v, 0)
+    assert not run_multi.supported(v, None)
 
 
 def network() -> nn.Module:

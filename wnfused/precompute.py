@@ -19,6 +19,7 @@ def precompute_norms(model: nn.Module) -> Iterator[int]:
 
     ``with wnfused.precompute_norms(model): loss = model(x)``, once a step. The block's value is the number of layers.
     A weight that is changed inside the block in a way autograd sees is noticed, and its norms are computed as always.
+    A norm over more than a million elements is left to the layer, which shares it out among many programs.
     This is for the ``triton`` backend, whose large layers otherwise launch a kernel each for their norms; the others
     find the norms while they walk the weight anyway, and nothing is computed for them.
     """
@@ -37,7 +38,7 @@ def _served_by_triton(layer: WeightNormalized) -> bool:
         return False
     from wnfused.kernels.triton import run_multi
 
-    return run_multi.supported(v)
+    return run_multi.supported(v, layer.dim)
 
 
 @torch.no_grad()

@@ -1,48 +1,77 @@
-"""Row norms of many weights in one launch: a table tells each program its weight and its rows."""
+"""Row norms of many weights in one launch: a table tells each program its weight, its rows and how they lie."""
 
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.rows import is_unsafe, usable_scale
+from wnfused.kernels.triton.rows import element_offset, is_unsafe, usable_scale
+
+# How a weight's rows lie in memory: one after another, each from a multiple of 16 bytes on; otherwise but still along
+# memory; or side by side, so that a row's elements lie far apart.
+ALIGNED, ALONG, ACROSS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
 @triton.jit
 def many_row_norms(
-    programs, weights, eps, out, FIELDS: tl.constexpr, DTYPE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr
-):
-    """``programs`` [grid, 2]: weight, first row; ``weights`` [count, FIELDS]: address, rows, inner, length, place.
+    programs, weights, eps, out, FIELDS: tl.constexpr, DTYPE: tl.constexpr,
+    ALONG_R: tl.constexpr, ALONG_E: tl.constexpr, ACROSS_R: tl.constexpr, ACROSS_E: tl.constexpr,
+):  # fmt: skip
+    """``programs`` [grid, 2]: weight, first row; ``weights`` [count, FIELDS]: address, rows, inner, length, place, lie.
 
     All of them int64; ``place`` is where the norms go in ``out``. Each row is reduced once, by one program.
     """
     pid = tl.program_id(0)
-    entry = weights + tl.load(programs + pid * 2) * FIELDS
-    v = tl.load(entry).to(tl.pointer_type(DTYPE))
-    rows, inner, length, place = tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4)
-    row = tl.load(programs + pid * 2 + 1) + tl.arange(0, BLOCK_R)
+    weight, first = tl.load(programs + pid * 2), tl.load(programs + pid * 2 + 1)
+    entry = weights + weight * FIELDS
+    address, rows, inner, length = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(entry + 3)
+    place, lie, added = tl.load(entry + 4), tl.load(entry + 5), tl.load(eps + weight)
+    if lie == ALIGNED:
+        # The compiler reads 16 bytes at a time where it sees that it may: of this pointer and this length.
+        LANES: tl.constexpr = 128 // DTYPE.primitive_bitwidth
+        v = tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+        whole = length // LANES * LANES
+        reduce_rows(v, first, rows, whole, whole, added, out + place, True, ALONG_R, ALONG_E)
+    elif lie == ALONG:
+        v = address.to(tl.pointer_type(DTYPE))
+        reduce_rows(v, first, rows, inner, length, added, out + place, False, ALONG_R, ALONG_E)
+    else:
+        v = address.to(tl.pointer_type(DTYPE))
+        reduce_rows(v, first, rows, inner, length, added, out + place, False, ACROSS_R, ACROSS_E)
+
+
+@triton.jit
+def reduce_rows(
+    v,
+    first,
+    rows,
+    inner,
+    length,
+    added,
+    norms,
+    OUTER_IS_ONE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    row = first + tl.arange(0, BLOCK_R)
     row_ok = row < rows
     columns = tl.arange(0, BLOCK_E).to(tl.int64)
     total = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
     largest = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
     for e in range(0, length, BLOCK_E):
-        tile = load_elements(v, row, row_ok, e + columns, rows, inner, length)
+        ok = row_ok[:, None] & (e + columns < length)[None, :]
+        at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+        tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
         total += tile * tile
         largest = tl.maximum(largest, tl.abs(tile))
     square = tl.sum(total, 1)
-    added = tl.load(eps + tl.load(programs + pid * 2))
     norm = tl.sqrt(square + added)
     if tl.max(is_unsafe(square).to(tl.int32), 0) > 0:
         scale = usable_scale(tl.maximum(tl.max(largest, 1), tl.sqrt(added)))
         careful = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
         for e in range(0, length, BLOCK_E):
-            tile = load_elements(v, row, row_ok, e + columns, rows, inner, length) / scale[:, None]
+            ok = row_ok[:, None] & (e + columns < length)[None, :]
+            at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+            tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32) / scale[:, None]
             careful += tile * tile
         root = tl.sqrt(added) / scale
         norm = tl.where(is_unsafe(square), scale * tl.sqrt(tl.sum(careful, 1) + root * root), norm)
-    tl.store(out + place + row, norm, mask=row_ok)
-
-
-@triton.jit
-def load_elements(v, row, row_ok, element, rows, inner, length):
-    """Elements of rows of a weight seen as [outer, rows, inner]."""
-    at = (element // inner)[None, :] * (rows * inner) + row[:, None] * inner + (element % inner)[None, :]
-    return tl.load(v + at, mask=row_ok[:, None] & (element < length)[None, :], other=0.0).to(tl.float32)
+    tl.store(norms + row, norm, mask=row_ok)

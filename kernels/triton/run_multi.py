@@ -8,9 +8,11 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import multi
-from wnfused.kernels.triton.run_rows import Dim, in_memory_order, view_of
+from wnfused.kernels.triton.run_rows import Dim, View, in_memory_order, view_of
+from wnfused.kernels.triton.support import launch_options
+from wnfused.kernels.triton.tiles import NORM_TILES
 
-_BLOCK_R, _BLOCK_E = 4, 512
+LONGEST_ROW = 2**20  # one program's work; a longer one (one norm over a large weight) is better shared out
 _TYPES = {
     torch.float32: triton.language.float32,
     torch.bfloat16: triton.language.bfloat16,
@@ -25,8 +27,8 @@ class Weight(NamedTuple):
     eps: float
 
 
-def supported(v: Tensor) -> bool:
-    return v.dtype in _TYPES and v.numel() > 0
+def supported(v: Tensor, dim: Dim) -> bool:
+    return v.dtype in _TYPES and v.numel() > 0 and view_of(v, dim).length <= LONGEST_ROW
 
 
 class _Tables(NamedTuple):
@@ -46,7 +48,7 @@ def many_norms(weights: Sequence[Weight]) -> list[Tensor]:
     out = torch.empty(tables.rows, dtype=torch.float32, device=ordered[0].device)
     multi.many_row_norms[(tables.programs.shape[0],)](
         tables.programs, tables.weights, tables.eps, out,
-        FIELDS=5, DTYPE=_TYPES[ordered[0].dtype], BLOCK_R=_BLOCK_R, BLOCK_E=_BLOCK_E,
+        FIELDS=6, DTYPE=_TYPES[ordered[0].dtype], **NORM_TILES, **launch_options(),
     )  # fmt: skip
     parts = out.split([view_of(v, w.dim).rows for v, w in zip(ordered, weights, strict=True)])
     return [part.view(w.gain_shape) for part, w in zip(parts, weights, strict=True)]
@@ -61,12 +63,21 @@ def _tables_of(ordered: list[Tensor], weights: Sequence[Weight]) -> _Tables:
     return found
 
 
+def _lie(v: Tensor, view: View) -> int:
+    if view.outer > 1:
+        return multi.ACROSS.value if view.inner < NORM_TILES["ACROSS_E"] else multi.ALONG.value
+    aligned = v.data_ptr() % 16 == 0 and view.length * v.element_size() % 16 == 0
+    return multi.ALIGNED.value if aligned else multi.ALONG.value
+
+
 def _make_tables(ordered: list[Tensor], weights: Sequence[Weight]) -> _Tables:
     programs, entries, place = [], [], 0
     for i, (v, weight) in enumerate(zip(ordered, weights, strict=True)):
         view = view_of(v, weight.dim)
-        entries.append((v.data_ptr(), view.rows, view.inner, view.length, place))
-        programs += [(i, row) for row in range(0, view.rows, _BLOCK_R)]
+        lie = _lie(v, view)
+        entries.append((v.data_ptr(), view.rows, view.inner, view.length, place, lie))
+        step = NORM_TILES["ACROSS_R" if lie == multi.ACROSS.value else "ALONG_R"]
+        programs += [(i, row) for row in range(0, view.rows, step)]
         place += view.rows
     device = ordered[0].device
     eps = torch.tensor([w.eps for w in weights], dtype=torch.float32, device=device)

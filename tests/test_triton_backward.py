@@ -23,8 +23,8 @@ def make(shape: Shape, dtype: torch.dtype = torch.float32, weights: torch.dtype 
 
 
 def plans(dtype: torch.dtype, dx: str, dw: str) -> tuple[Plan, Plan]:
-    few = tiles_for("few_rows", "sm_80", dtype.itemsize)[0]
-    return Plan(dx, tiles(dtype.itemsize)[0]), Plan(dw, few if dw == "few rows" else tiles(dtype.itemsize)[0])
+    few = tiles_for("few_rows", "sm_80", "fp32" if dtype == torch.float32 else "16-bit")[0]
+    return Plan(dx, tiles(dtype)[0]), Plan(dw, few if dw == "few rows" else tiles(dtype)[0])
 
 
 def run(
@@ -98,7 +98,7 @@ def test_strided_and_expanded_gradients(dw: str) -> None:
 @each_dtype
 def test_the_gain_before_and_inside_the_loop(dtype: torch.dtype, weights: torch.dtype) -> None:
     """Every tile; what both round alike is the same bit for bit."""
-    for tile in tiles(dtype.itemsize):
+    for tile in tiles(dtype):
         inputs = make((19, 21, tile.k + 5), dtype, weights)
         dy = torch.randn(19, tile.k + 5, device=DEVICE).to(dtype)
         found = [
@@ -144,6 +144,13 @@ def test_the_common_factor_of_scales() -> None:
     assert factor_of(far / 4, far) == 0.5  # zeros and equal scales lie together
     assert factor_of(ones, torch.where(far > 50, 0.0, 1.0)) == 2.0
     assert factor_of(ones, 1e6 * ones, mixed=True) == 0.0
+
+
+@pytest.mark.parametrize(("dx", "dw"), [("vendor", "two steps"), ("scaled first", "vendor"), ("vendor", "vendor")])
+def test_vendor_and_kernels_side_by_side(dx: str, dw: str) -> None:
+    """A tuner may find one faster for dx and the other for dW."""
+    for mask in (ALL, [True, False, True, False]):
+        run(make((20, 30, 24)), plans(torch.float32, dx, dw), relu=True, mask=mask)
 
 
 @each_dtype

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import wnfused
-from wnfused.kernels.triton import rules, support, tune
+from wnfused.kernels.triton import dtypes, rules, support, tune
 from wnfused.kernels.triton.rules import TARGETS, Plan, Problem, Target
 from wnfused.kernels.triton.tiles import TILES, single_pass_pays, tiles_for
 from wnfused.ops import backends
@@ -21,44 +21,44 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("family", TARGETS)
-@pytest.mark.parametrize("element", [2, 4])
+@pytest.mark.parametrize("name", ["bf16", "fp16", "tf32", "fp32", "bf16/fp32", "fp16/fp32"])
 @pytest.mark.parametrize("m", [1, 16, 100, 5000])
-def test_every_plan_is_shipped(family: str, element: int, m: int) -> None:
+def test_every_plan_is_shipped(family: str, name: str, m: int) -> None:
     for kernel in ("linear", "linear_dx", "linear_dw", "gather", "scatter", "weight_gradient"):
         for n, k in ((1, 1), (64, 576), (4096, 4096)):
-            plan = rules.plan_by_rule(Problem(kernel, m, n, k, element), Target(family, TARGETS[family]))
-            assert plan.tile in tiles_for("few_rows" if plan.mode == "few rows" else kernel, family, element)
-            assert plan.mode != "single pass" or single_pass_pays(plan.tile, family, "bf16")
+            plan = rules.plan_by_rule(Problem(kernel, m, n, k, name), Target(family, TARGETS[family]))
+            assert plan.tile in tiles_for("few_rows" if plan.mode == "few rows" else kernel, family, name)
+            assert plan.mode != "single pass" or single_pass_pays(plan.tile, family, name)
             assert 1 <= plan.splits <= 32
 
 
 def test_small_batches_take_one_pass_and_large_ones_norms_first() -> None:
-    small = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, 2, single_pass_allowed=True), A100)
+    small = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, "bf16", single_pass_allowed=True), A100)
     assert (small.mode, small.tile.m) == ("single pass", 16)
-    large = rules.plan_by_rule(Problem("linear", 8192, 4096, 4096, 2, single_pass_allowed=True), A100)
+    large = rules.plan_by_rule(Problem("linear", 8192, 4096, 4096, "bf16", single_pass_allowed=True), A100)
     assert (large.mode, large.tile.m) == ("norms first", 128)
-    known = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, 2, single_pass_allowed=False), A100)
+    known = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, "bf16", single_pass_allowed=False), A100)
     assert known.mode == "norms first"
 
 
 def test_a_sum_too_long_for_few_tiles_is_split() -> None:
-    assert rules.plan_by_rule(Problem("linear", 16, 64, 16384, 2), A100).splits > 4
-    assert rules.plan_by_rule(Problem("weight_gradient", 64, 64, 2**17, 2, 9), A100).splits > 4
-    assert rules.plan_by_rule(Problem("linear", 4096, 4096, 16384, 2), A100).splits == 1
-    assert rules.plan_by_rule(Problem("linear_dx", 16, 64, 16384, 2), A100).splits == 1
+    assert rules.plan_by_rule(Problem("linear", 16, 64, 16384, "bf16"), A100).splits > 4
+    assert rules.plan_by_rule(Problem("weight_gradient", 64, 64, 2**17, "bf16", 9), A100).splits > 4
+    assert rules.plan_by_rule(Problem("linear", 4096, 4096, 16384, "bf16"), A100).splits == 1
+    assert rules.plan_by_rule(Problem("linear_dx", 16, 64, 16384, "bf16"), A100).splits == 1
 
 
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize(("m", "n", "k"), [(8, 4096, 4096), (128, 1024, 1024), (128, 3072, 3072), (4096, 4096, 4096)])
 def test_a_forward_is_split_only_where_most_of_the_machine_would_idle(family: str, m: int, n: int, k: int) -> None:
     target = Target(family, TARGETS[family])
-    assert rules.plan_by_rule(Problem("linear", m, n, k, 2, single_pass_allowed=True), target).splits == 1
-    assert rules.plan_by_rule(Problem("linear", 8, 64, 16384, 2, single_pass_allowed=True), target).splits > 4
+    assert rules.plan_by_rule(Problem("linear", m, n, k, "bf16", single_pass_allowed=True), target).splits == 1
+    assert rules.plan_by_rule(Problem("linear", 8, 64, 16384, "bf16", single_pass_allowed=True), target).splits > 4
 
 
 def test_where_the_gain_enters_dx() -> None:
     """In the loop under the largest tile of sm_80 and of sm_90, before it elsewhere."""
-    large, small = Problem("linear_dx", 4096, 4096, 4096, 2), Problem("linear_dx", 128, 512, 512, 2)
+    large, small = Problem("linear_dx", 4096, 4096, 4096, "bf16"), Problem("linear_dx", 128, 512, 512, "bf16")
     modes = {f: rules.plan_by_rule(large, Target(f, n)).mode for f, n in TARGETS.items()}
     assert [modes[f] for f in ("sm_80", "sm_90", "sm_100", "gfx942")] == ["in registers"] * 2 + ["scaled first"] * 2
     assert rules.plan_by_rule(large._replace(dtypes="fp16"), Target("sm_90", 132)).mode == "scaled first"
@@ -66,21 +66,42 @@ def test_where_the_gain_enters_dx() -> None:
 
 
 def test_how_dv_is_made() -> None:
-    assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 16, 2), A100).mode == "few rows"
-    assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 17, 2), A100).mode == "two steps"
+    assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 16, "bf16"), A100).mode == "few rows"
+    assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 17, "bf16"), A100).mode == "two steps"
 
 
 def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
-    problem = Problem("gather", 2**17, 640, 5760, 2, channels_last=False)
+    problem = Problem("gather", 2**17, 640, 5760, "bf16", channels_last=False)
     assert rules.plan_by_rule(problem, A100).mode == "vendor"
     assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
     assert rules.plan_by_rule(problem._replace(m=64, n=16, k=144), A100).mode == "norms first"
 
 
 def test_a_ragged_last_batch_meets_the_same_plan() -> None:
-    problem = Problem("linear", 2048, 1024, 1024, 2)
+    problem = Problem("linear", 2048, 1024, 1024, "bf16")
     plans = {tune.plan(problem._replace(m=m), CPU) for m in (2048, 2047, 1500, 1025)}
     assert len(plans) == 1
+
+
+@pytest.fixture
+def _flags_as_before() -> object:
+    flags = [torch.backends.cuda.matmul, torch.backends.cudnn.conv]
+    before = [flag.fp32_precision for flag in flags]
+    yield
+    for flag, value in zip(flags, before, strict=True):
+        flag.fp32_precision = value
+
+
+@pytest.mark.usefixtures("_flags_as_before")
+def test_float32_products_are_as_torch_s_flags_say() -> None:
+    """The older flag, allow_tf32, raises when it is read after one of the newer ones was set."""
+    x = torch.empty(2, 2)
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = "tf32", "ieee"
+    assert (dtypes.linear_dtypes(x, x), dtypes.convolution_dtypes(x, x)) == ("tf32", "fp32")
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = "ieee", "tf32"
+    assert (dtypes.linear_dtypes(x, x), dtypes.convolution_dtypes(x, x)) == ("fp32", "tf32")
+    assert dtypes.linear_dtypes(x.half(), x) == "fp16/fp32"
+    assert [dtypes.precision(name) for name in ("tf32", "fp32", "bf16")] == ["tf32", "ieee", "ieee"]
 
 
 @pytest.mark.parametrize(("size", "bucket"), [(0, 1), (1, 1), (2, 2), (3, 4), (1024, 1024), (1025, 2048)])
@@ -90,7 +111,7 @@ def test_buckets(size: int, bucket: int) -> None:
 
 # --- the tuner and its file -------------------------------------------------------------------------------------------
 
-PROBLEM = Problem("linear", 128, 1024, 1024, 2, single_pass_allowed=True)
+PROBLEM = Problem("linear", 128, 1024, 1024, "bf16", single_pass_allowed=True)
 
 
 @pytest.fixture(autouse=True)
@@ -103,7 +124,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 def test_the_fastest_plan_is_kept_and_used() -> None:
     rule = rules.plan_by_rule(PROBLEM, A100)
-    wanted = Plan("norms first", TILES["sm_80"][2][-1], 4)
+    wanted = Plan("norms first", TILES["sm_80"]["16-bit"][-1], 4)
     assert rule != wanted
     winners = tune.tune([PROBLEM], CPU, lambda problem, plan: 1.0 if plan == wanted else 2.0)
     assert winners == {PROBLEM: wanted}
@@ -121,7 +142,7 @@ def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
     plans = list(tune.candidates(PROBLEM, A100))
     assert len(plans) == len(set(plans))
     assert {plan.mode for plan in plans} == {"norms first", "single pass", "vendor"}
-    assert {plan.tile for plan in plans} == set(TILES["sm_80"][2])
+    assert {plan.tile for plan in plans} == set(TILES["sm_80"]["16-bit"])
     assert all(single_pass_pays(plan.tile, "sm_80", "bf16") for plan in plans if plan.mode == "single pass")
 
 
@@ -149,7 +170,7 @@ def test_a_corrupt_file_is_ignored_with_one_line(content: str, caplog: pytest.Lo
 
 @pytest.mark.parametrize("field", ["triton", "device", "kernels"])
 def test_a_foreign_file_is_ignored_with_one_line(field: str, caplog: pytest.LogCaptureFixture) -> None:
-    file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"][2][0])}, CPU)
+    file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"]["16-bit"][0])}, CPU)
     assert tune.plan(PROBLEM, CPU).mode == "vendor"
     content = json.loads(file.read_text())
     content["made for"][field] = "another"
@@ -161,7 +182,7 @@ def test_a_foreign_file_is_ignored_with_one_line(field: str, caplog: pytest.LogC
 
 
 def test_a_plan_that_is_not_shipped_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"][2][0])}, CPU)
+    file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"]["16-bit"][0])}, CPU)
     file.write_text(file.read_text().replace("128", "999", 2))
     tune.forget()
     with caplog.at_level(logging.WARNING, logger="wnfused"):

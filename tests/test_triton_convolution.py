@@ -86,14 +86,14 @@ def test_every_dtype(name: str, dtype: torch.dtype, weights: torch.dtype) -> Non
 @pytest.mark.parametrize("name", ["many channels", "transposed many channels"])
 def test_every_tile(name: str, dtype: torch.dtype) -> None:
     inputs, geometry = make(name, 0, dtype, dtype)
-    for tile in tiles(dtype.itemsize):
+    for tile in tiles(dtype):
         check(inputs, geometry, 0, False, Plan("norms first", tile))
 
 
 @pytest.mark.parametrize("name", ["2d", "1d strided groups", "transposed 1d", "3d"])
 def test_weight_gradient_in_shares(name: str) -> None:
     inputs, geometry = make(name, 0, torch.float32, torch.float32)
-    plan = Plan("norms first", min(tiles(4), key=lambda tile: tile.k), 3)
+    plan = Plan("norms first", min(tiles(torch.float32), key=lambda tile: tile.k), 3)
     _, once = check(inputs, geometry, 0, True, plan)
     assert once[1] is not None
 
@@ -165,13 +165,25 @@ def test_addresses_of_64_bits_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_vendor_path() -> None:
-    plan = Plan("vendor", tiles(4)[0])
+    plan = Plan("vendor", tiles(torch.float32)[0])
     for name in ("1d", "many channels", "transposed 1d", "depthwise 1d"):
         for dim in (0, 1, 2, None):
             inputs, geometry = make(name, dim, torch.float32, torch.float32)
             check(inputs, geometry, dim, True, plan)
     inputs, geometry = make("many channels", 0, torch.float64, torch.float64)
     check(inputs, geometry, 0, relu=True)
+
+
+def test_vendor_and_kernels_side_by_side() -> None:
+    """A tuner may find one faster for dx and the other for dW."""
+    vendor, kernels = Plan("vendor", tiles(torch.float32)[0]), Plan("norms first", tiles(torch.float32)[0])
+    (x, v, g, _), geometry = make("2d", 0, torch.float32, torch.float32)
+    y, norms = formulas.convolution(x, v, g, None, *geometry, 0, 0.0, True)
+    dy = torch.randn_like(y)
+    wanted = run_conv.backward(dy, x, v, g, norms, y, geometry, 0, ALL, (kernels, kernels))
+    for plans in ((vendor, kernels), (kernels, vendor)):
+        own = run_conv.backward(dy, x, v, g, norms, y, geometry, 0, ALL, plans)
+        assert_all_close(own, wide(*wanted), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["2d", "transposed 2d"])

@@ -48,13 +48,13 @@ def check_backward(
 @each_dtype
 @pytest.mark.parametrize(("mode", "splits"), [("norms first", 1), ("single pass", 1), ("single pass", 3)])
 def test_forward_with_every_tile(mode: str, splits: int, dtype: torch.dtype, weights: torch.dtype) -> None:
-    for tile in tiles(dtype.itemsize):
+    for tile in tiles(dtype):
         check_forward(make((19, 2 * tile.k + 9, 67), 0, dtype, weights), 0, False, Plan(mode, tile, splits))
 
 
 @each_dtype
 def test_backward_with_every_tile(dtype: torch.dtype, weights: torch.dtype) -> None:
-    for tile in tiles(dtype.itemsize):
+    for tile in tiles(dtype):
         inputs = make((2 * tile.k + 5, 21, 67), 0, dtype, weights)
         check_backward(inputs, 0, False, Plan("norms first", tile, 1))
         check_backward(inputs, 0, False, Plan("norms first", tile, 3), mask=[False, True, True, True])
@@ -74,7 +74,9 @@ def test_edges(shape: Shape) -> None:
     for dim in (0, 1, None):
         inputs = make(shape, dim, torch.float32, torch.float32)
         check_forward(inputs, dim, True, None)
-    check_forward(inputs := make(shape, 0, torch.float32, torch.float32), 0, True, Plan("norms first", tiles(4)[0]))
+    check_forward(
+        inputs := make(shape, 0, torch.float32, torch.float32), 0, True, Plan("norms first", tiles(torch.float32)[0])
+    )
     x, v, g, b = inputs
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, False)
     dx, dv, dg, db = run_linear_backward.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL)
@@ -120,7 +122,7 @@ def test_extreme_norms_and_zero_rows(size: float, mode: str, splits: int) -> Non
     x, v, g, b = make((6, 70, 20), 0, torch.float32, torch.float32)
     v *= size
     v[::4] = 0.0
-    plan = Plan(mode, tiles(4)[0], splits)
+    plan = Plan(mode, tiles(torch.float32)[0], splits)
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, False, plan=plan)
     y_wide, _ = formulas.linear(*wide(x, v, g, b), 0, 0.0, False)  # type: ignore[arg-type]
     assert_close(y.cpu(), y_wide)
@@ -146,7 +148,7 @@ def test_small_and_large_weights_in_sixteen_bits(dtype: torch.dtype, weights: to
 @each_dtype
 def test_the_same_bits_twice(dtype: torch.dtype, weights: torch.dtype) -> None:
     x, v, g, b = make((33, 150, 20), 0, dtype, weights)
-    plan = Plan("single pass", tiles(dtype.itemsize)[0], 4)
+    plan = Plan("single pass", tiles(dtype)[0], 4)
     first = run_linear.forward(x, v, g, b, 0, 0.0, True, plan=plan)
     for a, again in zip(first, run_linear.forward(x, v, g, b, 0, 0.0, True, plan=plan), strict=True):
         assert torch.equal(a, again)
@@ -166,7 +168,7 @@ def test_addresses_of_64_bits_give_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(run_rows, "index64", lambda *tensors: True)
     far = run_linear.forward(*inputs, 0, 0.0, True)
     assert torch.equal(near[0], far[0])
-    for plan in (None, Plan("norms first", tiles(4)[0], 3)):
+    for plan in (None, Plan("norms first", tiles(torch.float32)[0], 3)):
         check_backward(inputs, 0, True, plan)
     check_backward(make((33, 50, 20), 1, torch.float32, torch.float32), 1, True, None)
 

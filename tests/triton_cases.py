@@ -27,11 +27,14 @@ DTYPES = [
 DTYPE_IDS = ["fp32", "bf16", "fp16", "bf16-fp32", "fp16-fp32"]
 
 
-def tiles(element: int) -> list[Tile]:
-    """All shipped tiles for elements of that size, of every target; on a GPU only those of its own."""
+def tiles(dtype: torch.dtype) -> list[Tile]:
+    """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its own."""
     families = [support.target_of(DEVICE).family] if ON_GPU else list(TILES)
     kernels = [kernel for kernel in KERNELS if kernel != "few_rows"]
-    return sorted({tile for k in kernels for family in families for tile in tiles_for(k, family, element)})
+    products = ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]
+    return sorted(
+        {t for kernel in kernels for family in families for p in products for t in tiles_for(kernel, family, p)}
+    )
 
 
 def tensors(*shapes_and_dtypes: tuple[tuple[int, ...], torch.dtype]) -> list[Tensor]:

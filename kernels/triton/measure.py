@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import rules, run_conv, run_linear, run_linear_backward, run_rows, support, tune
+from wnfused.kernels.triton.dtypes import linear_dtypes
 from wnfused.kernels.triton.rules import Plan, Problem
 
 
@@ -57,10 +58,10 @@ def _linear(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Prob
     x, v = torch.randn(m, k, dtype=dtype, device=device), torch.randn(n, k, dtype=dtype, device=device)
     g, dy = torch.ones(n, 1, dtype=dtype, device=device), torch.randn(m, n, dtype=dtype, device=device)
     norms = run_rows.row_norms(v, g, 0, 0.0)
-    element, dtypes = x.element_size(), run_linear.dtypes_of(x, v)
-    forward = Problem("linear", m, n, k, element, dtypes=dtypes, single_pass_allowed=True)
-    dx = Problem("linear_dx", m, k, n, element, dtypes=dtypes)
-    dw = Problem("linear_dw", n, k, m, element, dtypes=dtypes)
+    dtypes = linear_dtypes(x, v)
+    forward = Problem("linear", m, n, k, dtypes, single_pass_allowed=True)
+    dx = Problem("linear_dx", m, k, n, dtypes)
+    dw = Problem("linear_dw", n, k, m, dtypes)
     return _bucketed(
         {
             forward: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, plan=plan),

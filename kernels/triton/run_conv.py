@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
+from wnfused.kernels.triton.dtypes import convolution_dtypes, precision
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.run_finish import Gradients, finish_bias, finish_rows, new_scales
 from wnfused.kernels.triton.run_linear import supported
@@ -42,11 +43,6 @@ def sizes_of(t: Tensor) -> Triple:
 def strides_of(t: Tensor) -> tuple[int, ...]:
     """(batch, channel, depth, height, width)."""
     return (t.stride(0), t.stride(1), *_triple(list(t.stride()[2:]), 0))
-
-
-def precision(dtype: torch.dtype) -> str:
-    """What float32 products may lose, as torch's own flag for convolutions says."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"
 
 
 def channels_last(t: Tensor) -> torch.memory_format | None:
@@ -97,23 +93,24 @@ def _channels_innermost(*tensors: Tensor) -> bool:
 
 def gather_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
     pixels, taps = out.shape[0] * math.prod(sizes_of(out)), math.prod(walk.kernel)
-    size, last = source.element_size(), _channels_innermost(source, out)
+    dtypes, last = convolution_dtypes(source, v), _channels_innermost(source, out)
     n = v.shape[0] // walk.groups
-    return Problem("gather", pixels, n, v.shape[1] * taps, size, walk.groups, channels_last=last)
+    return Problem("gather", pixels, n, v.shape[1] * taps, dtypes, walk.groups, channels_last=last)
 
 
 def scatter_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
     pixels = out.shape[0] * math.prod(triton.cdiv(o, s) for o, s in zip(sizes_of(out), walk.stride, strict=True))
     taps = math.prod(triton.cdiv(k, s) for k, s in zip(walk.kernel, walk.stride, strict=True))
-    size, last = source.element_size(), _channels_innermost(source, out)
+    dtypes, last = convolution_dtypes(source, v), _channels_innermost(source, out)
     c, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.stride)
-    return Problem("scatter", pixels, v.shape[1], c * taps, size, repeats, channels_last=last)
+    return Problem("scatter", pixels, v.shape[1], c * taps, dtypes, repeats, channels_last=last)
 
 
 def weight_problem(near: Tensor, far: Tensor, v: Tensor, walk: Walk) -> Problem:
     pixels, last = near.shape[0] * math.prod(sizes_of(near)), _channels_innermost(near, far)
     n, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.kernel)
-    return Problem("weight_gradient", n, v.shape[1], pixels, near.element_size(), repeats, channels_last=last)
+    dtypes = convolution_dtypes(near, v)
+    return Problem("weight_gradient", n, v.shape[1], pixels, dtypes, repeats, channels_last=last)
 
 
 def _blocks(plan: Plan) -> dict[str, int]:
@@ -149,7 +146,8 @@ def gather(
         source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
-        PRECISION=precision(source.dtype), INDEX64=index64(source, out, gain.weight), GROUP=8, **_blocks(plan),
+        PRECISION=precision(convolution_dtypes(source, v)), INDEX64=index64(source, out, gain.weight),
+        GROUP=8, **_blocks(plan),
     )  # fmt: skip
 
 
@@ -191,7 +189,8 @@ def scatter(
         source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
-        PRECISION=precision(source.dtype), INDEX64=index64(source, out, gain.weight), GROUP=8, **_blocks(plan),
+        PRECISION=precision(convolution_dtypes(source, v)), INDEX64=index64(source, out, gain.weight),
+        GROUP=8, **_blocks(plan),
     )  # fmt: skip
 
 
@@ -266,9 +265,18 @@ def backward(
     dy = dy.contiguous(memory_format=format)  # one layout for dy and y, whose pixels are evenly spaced
     y = None if y is None else y.contiguous(memory_format=format)
     walk = walk_of(v, stride, padding, dilation, groups)
-    dx_plan, dw_plan = plans or backward_plans(dy, x, v, walk, transposed)
-    if "vendor" in (dx_plan.mode, dw_plan.mode):
-        return run_vendor.convolution_backward(dy, x, v, g, norms, y, geometry, dim, mask)
+    plans = plans or backward_plans(dy, x, v, walk, transposed)
+    return run_vendor.side_by_side(
+        mask, plans,
+        vendor=lambda asked: run_vendor.convolution_backward(dy, x, v, g, norms, y, geometry, dim, asked),
+        kernels=lambda asked: _by_kernels(dy, x, v, g, norms, y, walk, transposed, dim, asked, *plans),
+    )  # fmt: skip
+
+
+def _by_kernels(
+    dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, walk: Walk, transposed: bool,
+    dim: Dim, mask: list[bool], dx_plan: Plan, dw_plan: Plan,
+) -> Gradients:  # fmt: skip
     dx = dv = dg = db = scales = None
     if mask[1] or mask[2]:
         near, far = ((x, None), (dy, y)) if transposed else ((dy, y), (x, None))
@@ -320,7 +328,7 @@ def _weight_gradient(
         conv.weight_gradient[(triton.cdiv(n, tile.m) * columns, groups * splits)](
             a, b, mask_a, mask_b, v, dw, dots, a.shape[0], c, n, *sizes, *strides_of(v),
             v.numel(), v.shape[0], per_split, splits,
-            **_kernel_sizes(walk), PRECISION=precision(a.dtype), INDEX64=index64(a, b, dw),
+            **_kernel_sizes(walk), PRECISION=precision(convolution_dtypes(a, v)), INDEX64=index64(a, b, dw),
             BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, **launch_options(tile.warps, tile.stages),
         )  # fmt: skip
     dy, y = output

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from wnfused.kernels.triton import finish
 from wnfused.kernels.triton.run_rows import Dim, index64
+from wnfused.kernels.triton.support import launch_options
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -31,7 +32,7 @@ def finish_rows(
         dw, v, g, norms, dots, dv, dg, scales, *((dy, y) if want_db else (None, None)), db,
         rows, length, parts, v.numel(), *layout,
         FROM_SPLITS=from_splits, HAS_ROWS=True, INDEX64=index64(dw, dy),
-        BLOCK_R=block_r, BLOCK_E=block_e, BLOCK_P=64, BLOCK_C=32,
+        BLOCK_R=block_r, BLOCK_E=block_e, BLOCK_P=64, BLOCK_C=32, **launch_options(),
     )  # fmt: skip
     if dv is not None and dv.shape != v.shape:
         dv = dv.as_strided(v.shape, v.stride())
@@ -43,7 +44,8 @@ def finish_bias(dy: Tensor, y: Tensor | None) -> Tensor:
     db, blocks, layout = _bias_layout(dy)
     finish.finish_weight[(blocks,)](
         None, None, None, None, None, None, None, None, dy, y, db, 0, 0, 0, 0, *layout,
-        FROM_SPLITS=False, HAS_ROWS=False, INDEX64=index64(dy), BLOCK_R=1, BLOCK_E=16, BLOCK_P=64, BLOCK_C=32,
+        FROM_SPLITS=False, HAS_ROWS=False, INDEX64=index64(dy),
+        BLOCK_R=1, BLOCK_E=16, BLOCK_P=64, BLOCK_C=32, **launch_options(),
     )  # fmt: skip
     return db
 

@@ -5,6 +5,7 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import linear, run_vendor, tune
+from wnfused.kernels.triton.dtypes import linear_dtypes, precision
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, row_norms
 from wnfused.kernels.triton.support import launch_options
@@ -15,11 +16,6 @@ def matrix(t: Tensor, columns: int) -> Tensor:
     rows = t.numel() // columns if columns else t[..., 0:1].numel()
     t = t.reshape(rows, columns)
     return t if t.stride(1) == 1 or columns <= 1 else t.contiguous()
-
-
-def precision(dtype: torch.dtype) -> str:
-    """What float32 products may lose, as torch's own flag for matmuls says."""
-    return "tf32" if dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
 def supported(x: Tensor, v: Tensor) -> bool:
@@ -38,16 +34,8 @@ def forward_gain(x: Tensor, v: Tensor, dim: Dim) -> str | None:
     return "weight" if narrow and v.dtype == torch.float32 else "output"
 
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
-
-def dtypes_of(x: Tensor, v: Tensor) -> str:
-    return _NAMES[x.dtype] if x.dtype == v.dtype else f"{_NAMES[x.dtype]}/{_NAMES[v.dtype]}"
-
-
 def plan_of(kernel: str, m: int, n: int, k: int, x: Tensor, v: Tensor, single_pass: bool = False) -> Plan:
-    problem = Problem(kernel, m, n, k, x.element_size(), dtypes=dtypes_of(x, v), single_pass_allowed=single_pass)
-    return tune.plan(problem, x.device)
+    return tune.plan(Problem(kernel, m, n, k, linear_dtypes(x, v), single_pass_allowed=single_pass), x.device)
 
 
 def forward(
@@ -90,12 +78,12 @@ def _launch_forward(
     wide = index64(x, v, y, partial)
     linear.linear_forward[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n), splits)](
         x, v, g, norms, bias, y, partial, squares, m, n, k, x.stride(0), v.stride(0), y.stride(0), step, eps, per_split,
-        GAIN=gain, SINGLE_PASS=single, SPLIT=splits > 1, RELU=relu, EVEN=k % tile.k == 0, PRECISION=precision(x.dtype),
-        INDEX64=wide, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
+        GAIN=gain, SINGLE_PASS=single, SPLIT=splits > 1, RELU=relu, EVEN=k % tile.k == 0,
+        PRECISION=precision(linear_dtypes(x, v)), INDEX64=wide, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
         **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     if partial is not None:
         linear.finish_linear[(triton.cdiv(m, 16) * triton.cdiv(n, 64),)](
             partial, squares, v, g, norms, bias, y, m, n, k, v.stride(0), y.stride(0), step, eps, splits,
-            GAIN=gain, SINGLE_PASS=single, RELU=relu, INDEX64=wide, BLOCK_M=16, BLOCK_N=64,
+            GAIN=gain, SINGLE_PASS=single, RELU=relu, INDEX64=wide, BLOCK_M=16, BLOCK_N=64, **launch_options(),
         )  # fmt: skip

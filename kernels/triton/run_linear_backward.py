@@ -12,9 +12,10 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor
+from wnfused.kernels.triton.dtypes import linear_dtypes, precision
 from wnfused.kernels.triton.rules import Plan
 from wnfused.kernels.triton.run_finish import Gradients, finish_rows
-from wnfused.kernels.triton.run_linear import matrix, plan_of, precision, supported
+from wnfused.kernels.triton.run_linear import matrix, plan_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
 from wnfused.kernels.triton.support import launch_options
 
@@ -52,6 +53,10 @@ class _Layer(NamedTuple):
     def mixed(self) -> bool:
         return self.v.dtype != self.x.dtype
 
+    @property
+    def precision(self) -> str:
+        return precision(linear_dtypes(self.x, self.v))
+
 
 def input_gradient_gain(dy: Tensor, v: Tensor, dim: Dim) -> str | None:
     """Where g/n enters dx's GEMM unless dy was scaled before; None where w has to be written."""
@@ -72,13 +77,23 @@ def backward(
     empty = dy.numel() == 0 or x.numel() == 0 or v.numel() == 0
     if empty or not supported(x, v):
         return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
-    d, rows = matrix(dy.to(x.dtype), n), matrix(x, k)
-    m = d.shape[0]
-    dx_plan, dw_plan = plans or (plan_of("linear_dx", m, k, n, x, v), plan_of("linear_dw", n, k, m, x, v))
-    if "vendor" in (dx_plan.mode, dw_plan.mode):
-        return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
+    m = x.numel() // k
+    plans = plans or (plan_of("linear_dx", m, k, n, x, v), plan_of("linear_dw", n, k, m, x, v))
+    return run_vendor.side_by_side(
+        mask, plans,
+        vendor=lambda asked: run_vendor.linear_backward(dy, x, v, g, norms, y, dim, asked),
+        kernels=lambda asked: _by_kernels(dy, x, v, g, norms, y, dim, biased, asked, *plans),
+    )  # fmt: skip
+
+
+def _by_kernels(
+    dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, biased: bool,
+    mask: list[bool], dx_plan: Plan, dw_plan: Plan,
+) -> Gradients:  # fmt: skip
+    n, k = v.shape
     v = v if v.stride(1) == 1 or k == 1 else v.contiguous()
-    layer = _Layer(d, rows, v, g.contiguous(), norms, None if y is None else matrix(y, n), dim)
+    saved = None if y is None else matrix(y, n)
+    layer = _Layer(matrix(dy.to(x.dtype), n), matrix(x, k), v, g.contiguous(), norms, saved, dim)
     form = _form(layer, biased, mask, dw_plan)
     prepared = _room(layer, mask, form, dx_plan)
     dv = dg = scales = None
@@ -125,6 +140,7 @@ def _prepare(layer: _Layer, prepared: _Prepared, dots: Tensor | None, dg: Tensor
         dy, layer.y, layer.g, layer.norms, prepared.scaled, prepared.factor, prepared.db, dots, dg,
         m, n, dy.stride(0), layer.y_stride,
         MIXED=layer.mixed, INDEX64=index64(dy, layer.y), BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
+        **launch_options(),
     )  # fmt: skip
 
 
@@ -135,7 +151,7 @@ def _few_rows(layer: _Layer, mask: list[bool], plan: Plan) -> Gradients:
     dg = torch.empty_like(layer.g) if mask[2] else None
     few_rows.few_rows_weight_gradient[(triton.cdiv(n, tile.n),)](
         dy, x, layer.y, v, layer.g, layer.norms, dv, dg, m, n, k, dy.stride(0), x.stride(0), layer.y_stride, k,
-        MIXED=layer.mixed, EVEN=k % tile.k == 0, PRECISION=precision(x.dtype), INDEX64=index64(dy, x, v),
+        MIXED=layer.mixed, EVEN=k % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, x, v),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     return dv, dg
@@ -184,7 +200,7 @@ def _launch_dw(
     linear_backward.linear_weight_gradient[(first + triton.cdiv(n, tile.m) * triton.cdiv(k, tile.n), splits)](
         dy, x, layer.y, v, layer.g, layer.norms, dw, dots, *prepared,
         m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split,
-        ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=precision(x.dtype),
+        ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=layer.precision,
         MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y),
         BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
         **launch_options(tile.warps, tile.stages),
@@ -204,7 +220,7 @@ def _input_gradient(layer: _Layer, prepared: _Prepared, scales: Tensor | None, p
     linear_backward.linear_input_gradient[(triton.cdiv(m, tile.m) * triton.cdiv(k, tile.n),)](
         dy, w, gains, divisors, y, prepared.factor, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
-        GAIN=gain, EVEN=n % tile.k == 0, PRECISION=precision(dy.dtype), INDEX64=index64(dy, w, dx, y),
+        GAIN=gain, EVEN=n % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, w, dx, y),
         BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     return dx

@@ -7,6 +7,7 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import rows
+from wnfused.kernels.triton.support import launch_options
 
 Dim = int | None
 _INT32 = 2**31
@@ -84,8 +85,10 @@ def _launch(view: View, v: Tensor) -> _Launch:
     splits = max(1, min(triton.cdiv(view.length, 8 * block_e), 512 // blocks))
     per_split = triton.cdiv(triton.cdiv(view.length, splits), block_e) * block_e
     splits = max(1, triton.cdiv(view.length, max(1, per_split)))
-    tile = {"BLOCK_R": block_r, "BLOCK_E": block_e}
-    constants = {"OUTER_IS_ONE": view.outer == 1, "STATISTICS": tl_type(v.dtype), "INDEX64": index64(v), **tile}
+    constants = {
+        "OUTER_IS_ONE": view.outer == 1, "STATISTICS": tl_type(v.dtype), "INDEX64": index64(v),
+        "BLOCK_R": block_r, "BLOCK_E": block_e, **launch_options(),
+    }  # fmt: skip
     return _Launch((blocks, splits), per_split, constants)
 
 
@@ -104,7 +107,15 @@ def row_norms(v: Tensor, g: Tensor, dim: Dim, eps: float) -> Tensor:
     rows.partial_norms[launch.grid](v, parts[0], parts[1], None, *sizes, **launch.constants)
     combine = (triton.cdiv(view.rows, 128),)
     rows.combine_norms[combine](
-        parts[0], parts[1], norms, view.rows, launch.splits, eps, STATISTICS=tl_type(v.dtype), BLOCK_R=128
+        parts[0],
+        parts[1],
+        norms,
+        view.rows,
+        launch.splits,
+        eps,
+        STATISTICS=tl_type(v.dtype),
+        BLOCK_R=128,
+        **launch_options(),
     )
     return norms
 

@@ -5,15 +5,32 @@ The gain goes to the smaller of the weight and the output. 16-bit outputs would 
 after the sum, and so take the scaled weight.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import affine
+from wnfused.kernels.triton.rules import Plan
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms, tl_type
+from wnfused.kernels.triton.support import launch_options
 
 Gradients = tuple[Tensor | None, ...]
+
+
+def side_by_side(
+    mask: list[bool], plans: tuple[Plan, Plan],
+    vendor: Callable[[list[bool]], Gradients], kernels: Callable[[list[bool]], Gradients],
+) -> Gradients:  # fmt: skip
+    """Each gradient from where its plan says: dx has a plan of its own, the others share one."""
+    dx, dw = (plan.mode == "vendor" for plan in plans)
+    theirs = [asked and there for asked, there in zip(mask, (dx, dw, dw, dw), strict=True)]
+    ours = [asked and not there for asked, there in zip(mask, theirs, strict=True)]
+    nothing: Gradients = (None,) * len(mask)
+    found = vendor(theirs) if any(theirs) else nothing, kernels(ours) if any(ours) else nothing
+    return tuple(a if b is None else b for a, b in zip(*found, strict=True))
 
 
 def _masked(dy: Tensor, y: Tensor | None) -> Tensor:
@@ -34,6 +51,7 @@ def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu:
         channels, y.shape[0], pixels, *strides,
         0 if norms.numel() == 1 else 1, max(1, norms.numel()),
         RELU=relu, STATISTICS=tl_type(y.dtype), INDEX64=index64(y), BLOCK_P=64, BLOCK_C=64,
+        **launch_options(),
     )  # fmt: skip
     return y
 

@@ -16,52 +16,72 @@ class Tile(NamedTuple):
         return f"{self.m}x{self.n}x{self.k} w{self.warps} s{self.stages}"
 
 
+def products_of(dtypes: str) -> str:
+    """A key of TILES: what is multiplied. Weights are rounded to their activations' type; 16-bit types are alike."""
+    activations = dtypes.partition("/")[0]
+    return "16-bit" if activations in ("bf16", "fp16") else activations
+
+
 # Where a kernel's addresses or its epilogue leave no room for the usual tile's registers, or another count of warps
-# reads shared memory less often: by kernel, target family and element size.
+# reads shared memory less often: by kernel, target family and products.
 _INSTEAD = {
     # four warps read each element fewer times than eight: that leaves room for a single pass's squares
-    ("linear", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4),
-    ("gather", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
-    ("gather", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
-    ("scatter", "sm_80", 2, Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
-    ("scatter", "sm_80", 2, Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
-    ("gather", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
-    ("scatter", "sm_100", 2, Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
-    ("linear_dw", "sm_90", 2, Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
-    ("linear_dw", "sm_100", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
-    ("weight_gradient", "sm_80", 4, Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("linear", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("gather", "sm_80", "16-bit", Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("scatter", "sm_80", "16-bit", Tile(64, 128, 32, 4, 4)): Tile(64, 128, 32, 8, 4),
+    ("scatter", "sm_80", "16-bit", Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
+    ("gather", "sm_100", "16-bit", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("scatter", "sm_100", "16-bit", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    ("linear_dw", "sm_90", "16-bit", Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
+    ("linear_dw", "sm_100", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("weight_gradient", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("gather", "sm_100", "fp32", Tile(64, 64, 16, 4, 3)): Tile(64, 32, 16, 4, 3),
+    ("scatter", "sm_100", "fp32", Tile(64, 64, 16, 4, 3)): Tile(64, 32, 16, 4, 3),
+    ("gather", "sm_100", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
+    ("scatter", "sm_100", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
+    ("weight_gradient", "sm_80", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
+    ("weight_gradient", "sm_90", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
+    ("weight_gradient", "sm_100", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
 }
 # What a thread may have at most: told this, NVIDIA's assembler takes what it needs; left alone it aims for more threads
 # at a time, and now and then puts a value into memory to get there.
 MOST_REGISTERS = 255
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
+# Rows × elements that a program of the multi-tensor norms reduces at a time, where rows lie along memory or across it.
+NORM_TILES = {"ALONG_R": 4, "ALONG_E": 256, "ACROSS_R": 64, "ACROSS_E": 16}
 KERNELS = ("linear", "linear_dx", "linear_dw", "few_rows", "gather", "scatter", "weight_gradient")
 FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
 # For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
 # Two warps read x from shared memory fewer times than four, which counts where DRAM is fastest.
 _NARROW = {
-    "sm_90": {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)},
-    "sm_100": {2: Tile(16, 32, 128, 2, 4), 4: Tile(16, 32, 64, 2, 4)},
-    "gfx942": {2: Tile(16, 32, 64, 4, 5), 4: Tile(16, 32, 32, 4, 5)},
+    "sm_90": {"16-bit": Tile(16, 32, 64, 4, 5), "tf32": Tile(16, 32, 32, 4, 5)},
+    "sm_100": {"16-bit": Tile(16, 32, 128, 2, 4), "tf32": Tile(16, 32, 64, 2, 4)},
+    "gfx942": {"16-bit": Tile(16, 32, 64, 4, 5), "tf32": Tile(16, 32, 32, 4, 5)},
 }
 
 
-def tiles_for(kernel: str, family: str, element: int) -> tuple[Tile, ...]:
-    """The tiles a kernel is shipped with, for a target family and elements of that many bytes; largest first."""
+def tiles_for(kernel: str, family: str, dtypes: str) -> tuple[Tile, ...]:
+    """The tiles a kernel is shipped with, for a target family and a layer's dtypes; largest first."""
+    products = products_of(dtypes)
     if kernel == "few_rows":
-        return (Tile(FEW_ROWS, 16 if element == 4 else 32, 64 if element == 4 else 128, 4, 3),)
-    tiles = TILES[family][element]
-    if kernel in ("linear", "linear_dx") and family in _NARROW:
-        tiles = (*tiles, _NARROW[family][element])
+        return (Tile(FEW_ROWS, 32, 128, 4, 3) if products == "16-bit" else Tile(FEW_ROWS, 16, 64, 4, 3),)
+    tiles = TILES[family][products]
+    if kernel in ("linear", "linear_dx") and products in _NARROW.get(family, {}):
+        tiles = (*tiles, _NARROW[family][products])
     if kernel in WEIGHT_GRADIENTS:  # with four warps the epilogue of 128×128 results does not fit in registers
         tiles = tuple(t._replace(warps=8) if t.m * t.n > 64 * 128 else t for t in tiles)
-    return tuple(_INSTEAD.get((kernel, family, element, tile), tile) for tile in tiles)
+    return tuple(_INSTEAD.get((kernel, family, products, tile), tile) for tile in tiles)
 
 
 def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
-    """Where dx can multiply dy's tile by g/n in its loop: under tensor cores that are fed from registers (sm_80), or,
-    where the tile came through registers anyway (sm_90), if they are busy enough. Elsewhere dy is scaled before."""
-    return tile.m * tile.n >= 128 * 128 and (family == "sm_80" or (family == "sm_90" and dtypes in ("bf16", "fp32")))
+    """Where dx can multiply dy's tile by g/n in its loop; elsewhere dy is scaled before.
+
+    Under tensor cores that are fed from registers (sm_80), or, where the tile came through registers anyway (sm_90), if
+    they are busy enough; and among float32's own multiply-adds, which NVIDIA's tensor cores do not make.
+    """
+    busy = {"sm_80": True, "sm_90": dtypes in ("bf16", "tf32", "fp32"), "sm_100": dtypes == "fp32", "gfx942": False}
+    return tile.m * tile.n >= 128 * 128 and busy[family]
 
 
 def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:
@@ -70,28 +90,34 @@ def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:
     In between the loop waits for shared memory, from which v's tile is read twice; so does the largest tile of sm_80
     where v is float32 under 16-bit activations.
     """
+    if dtypes == "fp32" and family != "gfx942":  # one more multiply-add among those of the products
+        return tile.m >= 64 or family != "sm_100"
     waits = family == "sm_80" and "/" in dtypes
     return tile.m <= 32 or (tile.m * tile.n >= 128 * 128 and not waits)
 
 
-# By target family, then by element size of the activations in bytes; largest first.
+# By target family, then by what is multiplied; largest first.
 # sm_80 multiplies from registers, so k stays short; wgmma and tcgen05 read shared memory and want k of 128 bytes.
 # gfx942 has 64 kB of shared memory and wavefronts of 64.
-TILES: dict[str, dict[int, tuple[Tile, ...]]] = {
+TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
     "sm_80": {
-        2: (Tile(128, 128, 32, 4, 3), Tile(64, 128, 32, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 64, 4, 5)),
-        4: (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 5)),
+        "16-bit": (Tile(128, 128, 32, 4, 3), Tile(64, 128, 32, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 64, 4, 5)),
+        "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 5)),
+        "fp32": (Tile(128, 128, 16, 8, 3), Tile(64, 64, 16, 4, 3), Tile(16, 64, 32, 1, 5)),
     },
     "sm_90": {
-        2: (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 64, 4, 5)),
-        4: (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 5)),
+        "16-bit": (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 64, 4, 5)),
+        "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 5)),
+        "fp32": (Tile(128, 128, 16, 8, 3), Tile(64, 64, 16, 4, 3), Tile(16, 64, 32, 1, 5)),
     },
     "sm_100": {
-        2: (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 64, 4, 5)),
-        4: (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 5)),
+        "16-bit": (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4), Tile(64, 64, 64, 4, 4), Tile(16, 64, 64, 4, 5)),
+        "tf32": (Tile(128, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4), Tile(16, 64, 32, 4, 5)),
+        "fp32": (Tile(128, 128, 16, 8, 3), Tile(64, 64, 16, 4, 3), Tile(16, 64, 32, 1, 5)),
     },
     "gfx942": {
-        2: (Tile(128, 128, 32, 4, 2), Tile(64, 64, 64, 4, 2), Tile(16, 64, 64, 4, 2)),
-        4: (Tile(128, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(16, 64, 32, 4, 2)),
+        "16-bit": (Tile(128, 128, 32, 4, 2), Tile(64, 64, 64, 4, 2), Tile(16, 64, 64, 4, 2)),
+        "tf32": (Tile(128, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(16, 64, 32, 4, 2)),
+        "fp32": (Tile(128, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(16, 64, 32, 4, 2)),
     },
 }

@@ -80,15 +80,16 @@ def _winners(device: torch.device) -> dict[Problem, Plan]:
 
 
 def _problem(fields: list[Any]) -> Problem:
-    kernel, *numbers, single_pass, channels_last, dtypes = fields
-    if not isinstance(kernel, str) or not isinstance(dtypes, str) or not all(type(n) is int for n in numbers):
+    problem = Problem(*fields)
+    kinds = [str, int, int, int, str, int, bool, bool]
+    if [type(field) for field in problem] != kinds:
         raise ValueError(f"not a problem: {fields!r}")
-    return Problem(kernel, *numbers, single_pass, channels_last, dtypes)
+    return problem
 
 
 def _read_plan(fields: list[Any]) -> Plan:
     mode, tile, splits = fields
-    shipped = {t for k in KERNELS for family, sizes in TILES.items() for e in sizes for t in tiles_for(k, family, e)}
+    shipped = {t for k in KERNELS for family, kinds in TILES.items() for p in kinds for t in tiles_for(k, family, p)}
     if mode not in rules.MODES or Tile(*tile) not in shipped or not 1 <= splits <= 32:
         raise ValueError(f"not a plan: {fields!r}")
     return Plan(mode, Tile(*tile), splits)
@@ -121,7 +122,7 @@ def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
     first = rules.plan_by_rule(problem, target)
     yield first
     splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
-    for tile in tiles_for(problem.kernel, target.family, problem.element):
+    for tile in tiles_for(problem.kernel, target.family, problem.dtypes):
         for mode in _modes(problem, tile, target.family):
             for splits in (1, 4, 16) if splittable else (1,):
                 if splits <= max(1, problem.k // tile.k) and (mode, tile, splits) != first:

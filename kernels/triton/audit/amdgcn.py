@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from wnfused.kernels.triton.audit.facts import MMA, Facts, load_width
+from wnfused.kernels.triton.audit.facts import Facts, weight
 from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop
 
 _LABEL = re.compile(r"^(\.LBB\w+):")
@@ -13,7 +13,7 @@ _LINE = re.compile(r"^\s+([svdgb][\w]+)\s*(.*)")
 
 def facts(compiled: Any) -> Facts:
     text = compiled.asm["amdgcn"]
-    loop = main_loop(parse(text), _weight)
+    loop = main_loop(parse(text), weight)
     spilled = _number(text, "vgpr_spill_count") + _number(text, "sgpr_spill_count")
     return Facts(
         registers=_number(text, "vgpr_count"),
@@ -40,10 +40,6 @@ def parse(text: str) -> Listing:
 def _instruction(opcode: str, operands: str) -> Instruction:
     target = operands.split()[0] if opcode.startswith(("s_cbranch", "s_branch")) else None
     return Instruction(re.sub(r"_e(32|64)$", "", opcode), target, opcode in ("s_branch", "s_endpgm"))
-
-
-def _weight(opcode: str) -> int:
-    return 1000 if re.match(MMA, opcode) else int(load_width(opcode) is not None)
 
 
 def _number(text: str, name: str) -> int:

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from wnfused.kernels.triton.tiles import MOST_REGISTERS, TILES, Tile, gain_hides, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import (
+    MOST_REGISTERS,
+    NORM_TILES,
+    TILES,
+    Tile,
+    gain_hides,
+    single_pass_pays,
+    tiles_for,
+)
 
 TARGETS = tuple(TILES)
 Constant = int | bool | str | None
@@ -18,8 +26,12 @@ Values = tuple[tuple[str, Constant], ...]
 class Dtypes(NamedTuple):
     activations: str
     weights: str
+    rounded: bool = False  # float32 whose products may be those of tf32
 
     def __str__(self) -> str:
+        """As dtypes.py names them."""
+        if self.rounded:
+            return "tf32"
         return self.activations if self.activations == self.weights else f"{self.activations}/{self.weights}"
 
     @property
@@ -28,8 +40,9 @@ class Dtypes(NamedTuple):
 
 
 BF16, FP16, FP32 = Dtypes("bf16", "bf16"), Dtypes("fp16", "fp16"), Dtypes("fp32", "fp32")
+TF32 = Dtypes("fp32", "fp32", rounded=True)
 BF16_MIXED, FP16_MIXED = Dtypes("bf16", "fp32"), Dtypes("fp16", "fp32")
-DTYPES = (BF16, FP16, FP32, BF16_MIXED, FP16_MIXED)
+DTYPES = (BF16, FP16, TF32, FP32, BF16_MIXED, FP16_MIXED)
 
 
 @dataclass(frozen=True)
@@ -48,8 +61,7 @@ class Build:
     @property
     def registers(self) -> int | None:
         """The most a thread may have, where the launch says it."""
-        told = self.kernel in TOLD_REGISTERS and not self.target.startswith("gfx")
-        return MOST_REGISTERS if told else None
+        return None if self.target.startswith("gfx") else MOST_REGISTERS
 
     @property
     def config(self) -> str:
@@ -91,7 +103,6 @@ OTHER_KERNELS = {
     "scale_channels": "affine",
     "many_row_norms": "multi",
 }
-TOLD_REGISTERS = {*MATMUL_KERNELS, "depthwise_gather", "depthwise_scatter", "depthwise_weight_gradient"}
 KERNELS = {**MATMUL_KERNELS, **OTHER_KERNELS}
 
 # A 3×3 convolution of 256 channels, padding 1, on 56×56 images in channels-last memory.
@@ -131,7 +142,7 @@ class Mode(NamedTuple):
 def builds(targets: tuple[str, ...] = TARGETS, kernels: tuple[str, ...] = tuple(KERNELS)) -> Iterator[Build]:
     for target in targets:
         for kernel in kernels:
-            yield from _matmuls(kernel, target) if kernel in MATMUL_KERNELS else [_other(kernel, target)]
+            yield from (_matmuls if kernel in MATMUL_KERNELS else _others)(kernel, target)
 
 
 _RULE_NAMES = {
@@ -144,14 +155,12 @@ _RULE_NAMES = {
 
 def _matmuls(kernel: str, target: str) -> Iterator[Build]:
     for dtypes in DTYPES:
-        for tile in tiles_for(_RULE_NAMES.get(kernel, kernel), target, dtypes.element):
+        for tile in tiles_for(_RULE_NAMES.get(kernel, kernel), target, str(dtypes)):
             plain = None
             if kernel in PLAIN:
                 plain = _matmul(kernel, target, dtypes, tile, Mode("plain", {}), None)
                 yield plain
             for mode in _modes(kernel, target, dtypes, tile):
-                if not mode.has_twin and kernel in PLAIN and dtypes not in VARIED:
-                    continue
                 yield _matmul(kernel, target, dtypes, tile, mode, plain if mode.has_twin else None)
 
 
@@ -166,7 +175,6 @@ PLAIN: dict[str, dict[str, Constant]] = {
     "scatter": {"GAIN": "none", "mask_source": None, "bias": None},
     "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None},
 }  # fmt: skip
-VARIED = (BF16, FP32, BF16_MIXED)  # whose variations (modes without a twin) are compiled; float16 is built as bf16 is
 _FEW_ROWS: dict[str, Constant] = {"y": None}
 _POINTER = "a pointer"  # takes a constant None of PLAIN back
 
@@ -242,7 +250,7 @@ def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
 def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, plain: Build | None) -> Build:
     module = MATMUL_KERNELS[kernel]
     constants: dict[str, Constant] = {
-        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes == FP32 else "ieee",
+        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes.rounded else "ieee",
         "MIXED": dtypes.activations != dtypes.weights, "BLOCK_P": 64, "BLOCK_C": 32,
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
         **PLAIN.get(kernel, _FEW_ROWS), **mode.constants, **_blocks(kernel, tile),
@@ -265,33 +273,54 @@ def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
     return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
 
 
-def _other(kernel: str, target: str) -> Build:
+_ACROSS = Mode("rows side by side", {"OUTER_IS_ONE": False, "BLOCK_R": 64, "BLOCK_E": 32})
+_RELU: dict[str, Constant] = {"mask_source": _POINTER, "mask_near": _POINTER, "mask_far": _POINTER}
+_OTHER_MODES = {
+    "finish_linear": (Mode("single pass", {}), Mode("norms first", {"SINGLE_PASS": False, "squares": None})),
+    "partial_norms": (
+        Mode("whole rows", {"scales": None, "squares": None}),
+        Mode("split rows", {"norms": None}),
+        _ACROSS._replace(constants={**_ACROSS.constants, "scales": None, "squares": None}),
+    ),
+    **dict.fromkeys(("write_normalized", "partial_dots", "project"), (Mode("rows along memory", {}), _ACROSS)),
+    "finish_weight": (Mode("in place", {}), Mode("from splits", {"FROM_SPLITS": True, "dots": None, "scales": None})),
+    "prepare_gradient": (
+        Mode("two steps", {"dots": None, "dg": None}),
+        Mode("one pass", {"db": None}),
+        Mode("guarded", {"dots": None, "dg": None, "factor": _POINTER, "MIXED": True}),
+    ),
+    **dict.fromkeys(
+        ("depthwise_gather", "depthwise_scatter", "depthwise_weight_gradient"), (Mode("", {}), Mode("ReLU", _RELU))
+    ),
+}
+
+
+def _others(kernel: str, target: str) -> Iterator[Build]:
+    for dtypes in (BF16, FP16, FP32):
+        for mode in _OTHER_MODES.get(kernel, (Mode("", {}),)):
+            if mode.name != "guarded" or dtypes == FP16:
+                yield _other(kernel, target, dtypes, mode)
+
+
+def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
     constants: dict[str, Constant] = {
         "GAIN": "output", "SINGLE_PASS": True, "RELU": True, "INDEX64": False, "OUTER_IS_ONE": True,
         "STATISTICS": "fp32", "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "HAS_ROWS": True,
-        "FIELDS": 5, "DTYPE": "bf16", "MIXED": False, **_row_tile(kernel),
+        "FIELDS": 6, **NORM_TILES, "DTYPE": dtypes.weights, "MIXED": False,
+        "BLOCK_R": 128 if kernel == "combine_norms" else 1, "BLOCK_E": 2048,
         **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),
         "BLOCK_P": 64, "BLOCK_C": 64 if kernel == "scale_channels" else 32,
+        **({"factor": None} if kernel == "prepare_gradient" else {}),
     }  # fmt: skip
     if kernel.startswith("depthwise"):
         constants.update(mask_source=None, mask_near=None, mask_far=None)
         sizes = _SIZES
     else:
         sizes = {**_LINEAR_SIZES, **_ROW_SIZES, **_PIXEL_SIZES}
-    if kernel == "prepare_gradient":
-        constants.update(factor=None)
-    if kernel == "partial_norms":  # rows that are not split: the norms at once
-        constants.update(scales=None, squares=None)
-    mode = "single pass" if kernel == "finish_linear" else "as shipped"
+    constants = {name: value for name, value in {**constants, **mode.constants}.items() if value != _POINTER}
     pointers = _items(_TABLES) if kernel == "many_row_norms" else ()
-    return Build(
-        kernel, OTHER_KERNELS[kernel], target, BF16, mode, None, _items(sizes), _items(constants), pointers=pointers
-    )  # fmt: skip
-
-
-def _row_tile(kernel: str) -> dict[str, Constant]:
-    rows, elements = {"combine_norms": (128, 0), "many_row_norms": (4, 512)}.get(kernel, (1, 2048))
-    return {"BLOCK_R": rows, "BLOCK_E": elements}
+    module, name = OTHER_KERNELS[kernel], mode.name or "as shipped"
+    return Build(kernel, module, target, dtypes, name, None, _items(sizes), _items(constants), pointers=pointers)
 
 
 def _items(values: dict) -> Values:

@@ -105,7 +105,8 @@ def _specialised(kernel: Any, build: Build) -> tuple[dict[str, str], dict[str, A
 def _constant(name: str, value: Any) -> Any:
     import triton.language as tl
 
-    return {"fp32": tl.float32, "bf16": tl.bfloat16}[value] if name in ("STATISTICS", "DTYPE") else value
+    types = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
+    return types[value] if name in ("STATISTICS", "DTYPE") else value
 
 
 def _type(name: str, build: Build) -> str:

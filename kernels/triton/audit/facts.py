@@ -59,3 +59,10 @@ def load_width(opcode: str) -> int | None:
     if match := _DWORDS.match(opcode):
         return {"short": 2, "ushort": 2, "byte": 1, "ubyte": 1}.get(match[2] or "", 4 * int(match[1] or 1))
     return None
+
+
+def weight(opcode: str) -> int:
+    """For finding the main loop: matrix products decide; where there are none, float32 products and bytes loaded."""
+    if re.match(MMA, opcode):
+        return 1000
+    return int(opcode.startswith("FFMA")) + (load_width(opcode) or 0)

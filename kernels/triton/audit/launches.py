@@ -22,6 +22,7 @@ from wnfused.kernels.triton import (
     run_linear_backward,
 )
 from wnfused.kernels.triton.audit.processors import PROCESSORS
+from wnfused.kernels.triton.dtypes import linear_dtypes
 from wnfused.kernels.triton.rules import Plan, Problem, Target, plan_by_rule
 
 
@@ -211,5 +212,5 @@ def _plan(layer: Layer, kernel: str, target: str, x: Tensor) -> Plan:
     if kernel in ("linear_dw", "weight_gradient"):
         m, n, k = layer.outputs, layer.inputs, m
     taps = layer.kernel**2 if kernel == "weight_gradient" else 1
-    problem = Problem(kernel, m, n, k, x.element_size(), taps, kernel == "linear")
+    problem = Problem(kernel, m, n, k, linear_dtypes(x, x), taps, kernel == "linear")
     return plan_by_rule(problem, Target(target, PROCESSORS[target].count))

@@ -25,12 +25,16 @@ rows, with the instruction mix of each loop.
 _NOTES = """
 How to read them:
 
-- *dx with the gain*: only the largest tile of sm_80 and (bf16, fp32) sm_90 multiplies dy by g/n in its loop (mode
-  *gain*). Elsewhere dy was scaled before, in the weight gradient's launch or in one of its own, and the loop is the
-  plain GEMM's (*scaled first*, the same code). float16 (*guarded*) has two loops; the one compared is taken while the
-  scales of the layer lie within a factor of 8, the other one multiplies v's tile in its loop and is slower.
-- *single pass*: the rule does not choose it, and it is not compiled, for tiles of 64 ≤ M < 128, nor with the largest
-  tile on sm_80 for float32 weights under 16-bit activations: there norms come first.
+- *dx with the gain*: only the largest tile of sm_80, (bf16, tf32, fp32) sm_90 and (fp32) sm_100 multiplies dy by g/n in
+  its loop (mode *gain*). Elsewhere dy was scaled before, in the weight gradient's launch or in one of its own, and the
+  loop is the plain GEMM's (*scaled first*, the same code). float16 (*guarded*) has two loops; the one compared is taken
+  while the scales of the layer lie within a factor of 8, the other one multiplies v's tile in its loop and is slower.
+- *single pass*: the rule does not choose it, and it is not compiled, for tiles of 64 ≤ M < 128 on tensor cores, nor
+  with the largest tile on sm_80 for float32 weights under 16-bit activations, nor for few rows of fp32 on sm_100: there
+  norms come first.
+- *fp32* is what torch's default flags ask of float32 matmuls: products that NVIDIA's tensor cores do not make. Its
+  loops are multiply-adds and have no MMA there. *tf32* is float32 where the flags allow rounding, as they do by default
+  for convolutions.
 - *launches, forward*: a linear forward is split, in two launches, only if its tiles would occupy less than a quarter of
   the processors and 4096 or more numbers are summed. None of the shapes below is.
 - *bytes*: hints that keep v and let go of dv are taken to be obeyed.

@@ -9,7 +9,7 @@ from typing import Any
 
 import triton
 
-from wnfused.kernels.triton.audit.facts import MMA, Facts, load_width
+from wnfused.kernels.triton.audit.facts import Facts, weight
 from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -20,7 +20,7 @@ _JUMP = re.compile(r"`\((\.L_\w+)\)")
 
 def facts(compiled: Any) -> Facts:
     listing, usage = _disassembled(compiled.asm["cubin"])
-    loop = main_loop(parse(listing), _weight)
+    loop = main_loop(parse(listing), weight)
     return Facts(
         registers=int(_found(r"REG:(\d+)", usage)),
         # A stack frame that no instruction touches holds nothing.
@@ -52,11 +52,6 @@ def _instruction(guard: str | None, opcode: str, operands: str) -> Instruction:
     if opcode.startswith("BRA"):
         ends = always and ".DIV" not in opcode
     return Instruction(opcode, jump[1] if jump else None, ends)
-
-
-def _weight(opcode: str) -> int:
-    """Matrix products decide which loop is the main one; where there are none, loads."""
-    return 1000 if re.match(MMA, opcode) else int(load_width(opcode) is not None)
 
 
 def _disassembled(cubin: bytes) -> tuple[str, str]:

@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-gpu lint format train bench bench-train bench-gpu audit clean
+.PHONY: help setup build test test-triton test-gpu lint format train bench bench-train bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -51,6 +51,13 @@ test: setup lint ## lint, build the native kernels and run the tests
 	@$(BIN)/wnfused build || echo "==> going on without them: the torch backend serves"
 	@echo "==> running the tests"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+OPERATOR_TESTS = $(wildcard $(addprefix tests/test_,linear.py weight_norm.py convolution*.py autograd*.py opcheck.py \
+    compile.py export.py fake_tensors.py autocast.py saved_memory.py))
+
+test-triton: setup ## run the operators' own tests on the Triton kernels, in triton's interpreter (more than half an hour)
+	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
+	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(OPERATOR_TESTS) $(ARGS)
 
 test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of in the interpreter
 	@echo "==> testing the Triton kernels on a GPU"

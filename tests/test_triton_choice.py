@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import wnfused
-from wnfused.kernels.triton import dtypes, rules, support, tune
+from wnfused.kernels.triton import dtypes, rules, run_conv, run_linear, support, tune
 from wnfused.kernels.triton.rules import TARGETS, Plan, Problem, Target
-from wnfused.kernels.triton.tiles import TILES, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
 from wnfused.ops import backends
 
 A100 = Target("sm_80", 108)
@@ -75,6 +75,34 @@ def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
     assert rules.plan_by_rule(problem, A100).mode == "vendor"
     assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
     assert rules.plan_by_rule(problem._replace(m=64, n=16, k=144), A100).mode == "norms first"
+
+
+def test_rows_that_cannot_be_read_wide_get_small_tiles() -> None:
+    """An odd size, an address or a step that is no multiple of 16: as triton's launcher sees them."""
+
+    def tile(x: torch.Tensor, v: torch.Tensor) -> Tile:
+        return run_linear.plan_of("linear", 4096, 4096, 4096, x, v).tile
+
+    x, v = torch.empty(8, 64), torch.empty(32, 64)
+    assert tile(x, v).m == 128
+    shifted = torch.empty(8 * 64 + 1)[1:].view(8, 64)
+    for a, b in ((x[:, :63], v[:, :63]), (x, v[:31]), (shifted, v), (torch.empty(8, 65)[:, :64], v)):
+        assert tile(a, b) == tiles_for("linear", "sm_80", "fp32", aligned=False)[0]
+
+
+@pytest.mark.parametrize("name", ["contiguous", "images", "both", "three channels"])
+def test_convolutions_that_can_be_read_wide(name: str) -> None:
+    channels = 3 if name == "three channels" else 32
+    x, y, v = torch.empty(2, channels, 8, 8), torch.empty(2, 16, 8, 8), torch.empty(16, channels, 3, 3)
+    if name != "contiguous":
+        x, y = (t.contiguous(memory_format=torch.channels_last) for t in (x, y))
+    if name != "images":
+        v = v.contiguous(memory_format=torch.channels_last)
+    walk = run_conv.walk_of(v, [1, 1], [1, 1], [1, 1], 1)
+    problems = [run_conv.gather_problem(x, y, v, walk), run_conv.scatter_problem(y, x, v, walk)]
+    problems.append(run_conv.weight_problem(y, x, v, walk))
+    assert [p.aligned for p in problems] == [name == "both"] * 3
+    assert [p.channels_last for p in problems] == [name != "contiguous"] * 3
 
 
 def test_a_ragged_last_batch_meets_the_same_plan() -> None:

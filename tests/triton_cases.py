@@ -8,7 +8,7 @@ from reference import assert_close
 from torch import Tensor
 
 from wnfused.kernels.triton import support
-from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, tiles_for
+from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, shipped_tiles
 from wnfused.ops import reference as formulas
 
 DEVICE = torch.device("cpu" if support.interpreted() else "cuda")
@@ -31,10 +31,7 @@ def tiles(dtype: torch.dtype) -> list[Tile]:
     """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its own."""
     families = [support.target_of(DEVICE).family] if ON_GPU else list(TILES)
     kernels = [kernel for kernel in KERNELS if kernel != "few_rows"]
-    products = ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]
-    return sorted(
-        {t for kernel in kernels for family in families for p in products for t in tiles_for(kernel, family, p)}
-    )
+    return sorted(shipped_tiles(kernels, families, ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]))
 
 
 def tensors(*shapes_and_dtypes: tuple[tuple[int, ...], torch.dtype]) -> list[Tensor]:

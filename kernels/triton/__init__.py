@@ -1,1 +1,1 @@
-"""Triton kernels: their place is kept; they come with the triton backend."""
+"""The Triton kernels, their launches (``run_*``), tiles, the rule that picks one, the tuner and the offline audit."""

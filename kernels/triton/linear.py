@@ -72,7 +72,7 @@ def linear_forward(
     if SPLIT:
         tl.store(partial + (split * M + out_row)[:, None] * N + out_column[None, :], acc, mask=ok)
         if SINGLE_PASS:
-            mine = (out_column < N) & (tile_m == 0)
+            mine = out_column < tl.where(tile_m == 0, N, 0)
             tl.store(squares_out + split * N + out_column, tl.sum(squares, 1), mask=mine)
     else:
         if SINGLE_PASS:
@@ -81,7 +81,7 @@ def linear_forward(
             if tl.max(is_unsafe(square).to(tl.int32), 0) > 0:
                 careful = careful_norm(v + column * v_stride, out_column < N, K, eps, BLOCK_K)
                 norm = tl.where(is_unsafe(square), careful, norm)
-            tl.store(norms + out_column, norm, mask=(out_column < N) & (tile_m == 0))
+            tl.store(norms + out_column, norm, mask=out_column < tl.where(tile_m == 0, N, 0))
             gain = tl.load(g + out_column, mask=out_column < N, other=0.0).to(tl.float32)
             acc *= gain_over_norm(gain, norm)[None, :]
         elif GAIN == "output":
@@ -119,7 +119,7 @@ def finish_linear(
             at = tl.minimum(column, N - 1)
             careful = careful_norm(v + at.to(tl.int64) * v_stride, column < N, K, eps, 32)
             norm = tl.where(is_unsafe(square), careful, norm)
-        tl.store(norms + column, norm, mask=(column < N) & (tile_m == 0))
+        tl.store(norms + column, norm, mask=column < tl.where(tile_m == 0, N, 0))
         gain = tl.load(g + column, mask=column < N, other=0.0).to(tl.float32)
         acc *= gain_over_norm(gain, norm)[None, :]
     elif GAIN == "output":

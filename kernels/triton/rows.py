@@ -194,7 +194,8 @@ def project(
         c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
     norm = tl.load(norms + row, mask=row_ok, other=0.0)
     if dg is not None:
-        tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=row_ok & (split == 0))
+        first = row < tl.where(split == 0, rows, 0)
+        tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=first)
     if dv is not None:
         s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), norm)
         inverse = gain_over_norm(1.0, norm)

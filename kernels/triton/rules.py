@@ -28,7 +28,8 @@ class Problem(NamedTuple):
     dtypes: str  # as dtypes.py names them
     repeats: int = 1
     single_pass_allowed: bool = False  # a norm per output row of v, norms not known yet
-    channels_last: bool = True  # of a convolution's tensors; the kernels read contiguous ones in narrow pieces
+    channels_last: bool = True  # of a convolution's images; the kernels read contiguous ones in narrow pieces
+    aligned: bool = True  # all that is read can be read 16 bytes at a time
 
 
 # The forward's ways to the norms, those of linear dx to the gain and of linear dW to dv, and the vendor's library.
@@ -56,7 +57,7 @@ def bucketed(problem: Problem) -> Problem:
 def plan_by_rule(problem: Problem, target: Target) -> Plan:
     problem = bucketed(problem)
     if problem.kernel == "linear_dw" and problem.k <= FEW_ROWS:
-        return Plan("few rows", tiles_for("few_rows", target.family, problem.dtypes)[0])
+        return Plan("few rows", tiles_for("few_rows", target.family, problem.dtypes, problem.aligned)[0])
     tile = _tile(problem, target)
     return Plan(_mode(problem, tile, target), tile, _splits(problem, tile, target))
 
@@ -71,7 +72,7 @@ def _tiles_of(problem: Problem, tile: Tile) -> int:
 
 def _tile(problem: Problem, target: Target) -> Tile:
     """The largest tile that the problem fills and that still gives every processor one; else the smallest that fits."""
-    candidates = tiles_for(problem.kernel, target.family, problem.dtypes)
+    candidates = tiles_for(problem.kernel, target.family, problem.dtypes, problem.aligned)
     fitting = [t for t in candidates if t.m <= max(16, problem.m) and t.n <= max(64, problem.n)] or [candidates[-1]]
     for tile in fitting:
         if _tiles_of(problem, tile) >= target.processors:

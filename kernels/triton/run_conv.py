@@ -91,26 +91,33 @@ def _channels_innermost(*tensors: Tensor) -> bool:
     return all(t.stride(1) == 1 or t.shape[1] == 1 for t in tensors)
 
 
+def _alignment(images: tuple[Tensor, Tensor], v: Tensor, walk: Walk) -> dict[str, bool]:
+    """Of a problem. Rows of 16 bytes need channels innermost, in numbers that triton's launcher knows as multiples."""
+    last = _channels_innermost(*images)
+    sizes = (v.shape[0] // walk.groups, v.shape[1], *(t.data_ptr() for t in (v, *images)))
+    aligned = last and v.stride(1) == 1 and all(size % 16 == 0 for size in sizes)
+    return {"channels_last": last, "aligned": aligned}
+
+
 def gather_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
     pixels, taps = out.shape[0] * math.prod(sizes_of(out)), math.prod(walk.kernel)
-    dtypes, last = convolution_dtypes(source, v), _channels_innermost(source, out)
-    n = v.shape[0] // walk.groups
-    return Problem("gather", pixels, n, v.shape[1] * taps, dtypes, walk.groups, channels_last=last)
+    dtypes, n = convolution_dtypes(source, v), v.shape[0] // walk.groups
+    alignment = _alignment((source, out), v, walk)
+    return Problem("gather", pixels, n, v.shape[1] * taps, dtypes, walk.groups, **alignment)
 
 
 def scatter_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
     pixels = out.shape[0] * math.prod(triton.cdiv(o, s) for o, s in zip(sizes_of(out), walk.stride, strict=True))
     taps = math.prod(triton.cdiv(k, s) for k, s in zip(walk.kernel, walk.stride, strict=True))
-    dtypes, last = convolution_dtypes(source, v), _channels_innermost(source, out)
     c, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.stride)
-    return Problem("scatter", pixels, v.shape[1], c * taps, dtypes, repeats, channels_last=last)
+    dtypes, alignment = convolution_dtypes(source, v), _alignment((source, out), v, walk)
+    return Problem("scatter", pixels, v.shape[1], c * taps, dtypes, repeats, **alignment)
 
 
 def weight_problem(near: Tensor, far: Tensor, v: Tensor, walk: Walk) -> Problem:
-    pixels, last = near.shape[0] * math.prod(sizes_of(near)), _channels_innermost(near, far)
-    n, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.kernel)
-    dtypes = convolution_dtypes(near, v)
-    return Problem("weight_gradient", n, v.shape[1], pixels, dtypes, repeats, channels_last=last)
+    pixels, n = near.shape[0] * math.prod(sizes_of(near)), v.shape[0] // walk.groups
+    dtypes, alignment = convolution_dtypes(near, v), _alignment((near, far), v, walk)
+    return Problem("weight_gradient", n, v.shape[1], pixels, dtypes, walk.groups * math.prod(walk.kernel), **alignment)
 
 
 def _blocks(plan: Plan) -> dict[str, int]:

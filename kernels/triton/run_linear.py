@@ -35,7 +35,10 @@ def forward_gain(x: Tensor, v: Tensor, dim: Dim) -> str | None:
 
 
 def plan_of(kernel: str, m: int, n: int, k: int, x: Tensor, v: Tensor, single_pass: bool = False) -> Plan:
-    return tune.plan(Problem(kernel, m, n, k, linear_dtypes(x, v), single_pass_allowed=single_pass), x.device)
+    # As triton's launcher sees it: addresses that are multiples of 16 bytes, sizes and steps that are multiples of 16.
+    aligned = all(size % 16 == 0 for size in (*v.shape, v.stride(0), *x.stride()[-2:-1], x.data_ptr(), v.data_ptr()))
+    problem = Problem(kernel, m, n, k, linear_dtypes(x, v), single_pass_allowed=single_pass, aligned=aligned)
+    return tune.plan(problem, x.device)
 
 
 def forward(

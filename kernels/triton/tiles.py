@@ -1,5 +1,7 @@
 """Tile shapes of the matmul-like kernels: what is shipped, compiled by the audit and offered to the tuner."""
 
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
@@ -61,11 +63,19 @@ _NARROW = {
 }
 
 
-def tiles_for(kernel: str, family: str, dtypes: str) -> tuple[Tile, ...]:
+# Where rows cannot be read 16 bytes at a time (contiguous images, sizes that are no multiples of 16), every element has
+# an address of its own: small tiles, shared by many threads.
+_UNALIGNED = (Tile(64, 64, 32, 8, 2), Tile(16, 64, 32, 4, 2))
+
+
+def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tuple[Tile, ...]:
     """The tiles a kernel is shipped with, for a target family and a layer's dtypes; largest first."""
     products = products_of(dtypes)
     if kernel == "few_rows":
-        return (Tile(FEW_ROWS, 32, 128, 4, 3) if products == "16-bit" else Tile(FEW_ROWS, 16, 64, 4, 3),)
+        wide = products == "16-bit" and aligned
+        return (Tile(FEW_ROWS, 32, 128, 4, 3) if wide else Tile(FEW_ROWS, 16, 64, 4, 3),)
+    if not aligned:
+        return _UNALIGNED
     tiles = TILES[family][products]
     if kernel in ("linear", "linear_dx") and products in _NARROW.get(family, {}):
         tiles = (*tiles, _NARROW[family][products])
@@ -121,3 +131,10 @@ TILES: dict[str, dict[str, tuple[Tile, ...]]] = {
         "fp32": (Tile(128, 64, 32, 4, 2), Tile(64, 64, 32, 4, 2), Tile(16, 64, 32, 4, 2)),
     },
 }
+
+
+def shipped_tiles(
+    kernels: Sequence[str] = KERNELS, families: Iterable[str] = TILES, kinds: Sequence[str] = ("16-bit", "tf32", "fp32")
+) -> set[Tile]:
+    cases = itertools.product(kernels, families, kinds, (True, False))
+    return {tile for case in cases for tile in tiles_for(*case)}

@@ -18,7 +18,7 @@ import torch
 
 from wnfused.kernels.triton import rules, support
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import Tile, shipped_tiles, single_pass_pays, tiles_for
 
 log = logging.getLogger("wnfused")
 
@@ -81,7 +81,7 @@ def _winners(device: torch.device) -> dict[Problem, Plan]:
 
 def _problem(fields: list[Any]) -> Problem:
     problem = Problem(*fields)
-    kinds = [str, int, int, int, str, int, bool, bool]
+    kinds = [str, int, int, int, str, int, bool, bool, bool]
     if [type(field) for field in problem] != kinds:
         raise ValueError(f"not a problem: {fields!r}")
     return problem
@@ -89,8 +89,7 @@ def _problem(fields: list[Any]) -> Problem:
 
 def _read_plan(fields: list[Any]) -> Plan:
     mode, tile, splits = fields
-    shipped = {t for k in KERNELS for family, kinds in TILES.items() for p in kinds for t in tiles_for(k, family, p)}
-    if mode not in rules.MODES or Tile(*tile) not in shipped or not 1 <= splits <= 32:
+    if mode not in rules.MODES or Tile(*tile) not in shipped_tiles() or not 1 <= splits <= 32:
         raise ValueError(f"not a plan: {fields!r}")
     return Plan(mode, Tile(*tile), splits)
 
@@ -122,7 +121,7 @@ def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
     first = rules.plan_by_rule(problem, target)
     yield first
     splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
-    for tile in tiles_for(problem.kernel, target.family, problem.dtypes):
+    for tile in tiles_for(problem.kernel, target.family, problem.dtypes, problem.aligned):
         for mode in _modes(problem, tile, target.family):
             for splits in (1, 4, 16) if splittable else (1,):
                 if splits <= max(1, problem.k // tile.k) and (mode, tile, splits) != first:

@@ -5,7 +5,7 @@ constant, multiples of 16 are known to be such) and its constants. Nothing here 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wnfused.kernels.triton.tiles import (
@@ -57,6 +57,7 @@ class Build:
     constants: Values  # a pointer that is None is one too
     plain: "Build | None" = None  # the same kernel without the normalization
     pointers: Values = ()  # what they point to, where their names do not say it
+    aligned: bool = True  # sizes and layout are such that rows can be read 16 bytes at a time
 
     @property
     def registers(self) -> int | None:
@@ -119,6 +120,10 @@ _SIZES = {
     "v_first": 9 * 256, "v_second": 1, "v2": 0, "v1": 3 * 256, "v0": 256,
     "elements": 9 * 256 * 256, "rows": 256, "pixels_per_split": 4096, "splits": 1,
 }  # fmt: skip
+_CONTIGUOUS = {
+    **{f"{t}_channel": 56 * 56 for t in "sonf"}, **{f"{t}1": 56 for t in "sonf"}, **{f"{t}0": 1 for t in "sonf"},
+    "v_second": 9, "v1": 3, "v0": 1,
+}  # fmt: skip
 _LINEAR_SIZES = {
     **dict.fromkeys(("M", "N", "K", "x_stride", "v_stride", "y_stride", "dy_stride", "dx_stride"), 4096),
     "gain_step": 1, "k_per_split": 1024, "m_per_split": 1024, "splits": 4,
@@ -155,13 +160,38 @@ _RULE_NAMES = {
 
 def _matmuls(kernel: str, target: str) -> Iterator[Build]:
     for dtypes in DTYPES:
-        for tile in tiles_for(_RULE_NAMES.get(kernel, kernel), target, str(dtypes)):
+        name = _RULE_NAMES.get(kernel, kernel)
+        for i, tile in enumerate(tiles_for(name, target, str(dtypes))):
             plain = None
             if kernel in PLAIN:
                 plain = _matmul(kernel, target, dtypes, tile, Mode("plain", {}), None)
                 yield plain
             for mode in _modes(kernel, target, dtypes, tile):
                 yield _matmul(kernel, target, dtypes, tile, mode, plain if mode.has_twin else None)
+            if i == 0:  # the largest: others have more room
+                first = _modes(kernel, target, dtypes, tile)[0]
+                yield from (_matmul(kernel, target, dtypes, tile, mode, None) for mode in _extras(kernel, first))
+        for tile in tiles_for(name, target, str(dtypes), aligned=False):
+            for mode in _modes(kernel, target, dtypes, tile):
+                yield _unaligned(_matmul(kernel, target, dtypes, tile, mode, None))
+
+
+def _extras(kernel: str, mode: Mode) -> Iterator[Mode]:
+    yield Mode(f"{mode.name}, 64-bit addresses", {**mode.constants, "INDEX64": True}, False)
+    if kernel in ("linear_forward", "gather"):
+        yield Mode(f"{mode.name}, fused ReLU", {**mode.constants, "RELU": True}, False)
+
+
+def _unaligned(build: Build) -> Build:
+    """A linear layer of odd sizes, a convolution of contiguous images by a contiguous weight."""
+    sizes, constants = dict(build.sizes), dict(build.constants)
+    if build.module == "conv":
+        sizes |= _CONTIGUOUS
+    else:
+        sizes |= {name: 4095 for name, size in sizes.items() if size == 4096}
+        constants["EVEN"] = False
+    mode = f"{build.mode}, unaligned"
+    return replace(build, mode=mode, sizes=_items(sizes), constants=_items(constants), aligned=False)
 
 
 PLAIN: dict[str, dict[str, Constant]] = {

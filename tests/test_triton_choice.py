@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 import wnfused
 from wnfused.kernels.triton import dtypes, rules, run_conv, run_linear, support, tune
@@ -75,6 +76,12 @@ def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
     assert rules.plan_by_rule(problem, A100).mode == "vendor"
     assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
     assert rules.plan_by_rule(problem._replace(m=64, n=16, k=144), A100).mode == "norms first"
+
+
+def test_contiguous_depthwise_convolutions_go_to_the_vendor() -> None:
+    problem = Problem("gather", 4096, 1, 9, "bf16", 64, channels_last=False, aligned=False)
+    assert rules.plan_by_rule(problem, A100).mode == "vendor"
+    assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
 
 
 def test_rows_that_cannot_be_read_wide_get_small_tiles() -> None:
@@ -177,7 +184,7 @@ def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
 def test_candidates_that_do_not_fit_are_passed_over() -> None:
     def seconds(problem: Problem, plan: Plan) -> float:
         if plan.mode != "vendor":
-            raise RuntimeError("out of resource: shared memory")
+            raise OutOfResources(200_000, 166_000, "shared memory")
         return 1.0
 
     assert tune.tune([PROBLEM], CPU, seconds)[PROBLEM].mode == "vendor"

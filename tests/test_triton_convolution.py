@@ -49,12 +49,12 @@ def check(
     inputs: list[Tensor], geometry: Any, dim: int | None, relu: bool, plan: Plan | None = None, mask: list[bool] = ALL
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     x, v, g, b = inputs
+    plan = plan or Plan("norms first", tiles(x.dtype)[0], 2)  # the rule would send some of these to cuDNN
     y, norms = run_conv.forward(x, v, g, b, geometry, dim, 0.0, relu, plan=plan)
     y_wide, _ = formulas.convolution(*wide(*inputs), *geometry, dim, 0.0, relu)  # type: ignore[arg-type]
     assert_close(y.cpu(), y_wide, what="y")
     dy, saved = torch.randn_like(y), y if relu else None
-    plans = None if plan is None else (plan, plan)
-    own = run_conv.backward(dy, x, v, g, norms, saved, geometry, dim, mask, plans)
+    own = run_conv.backward(dy, x, v, g, norms, saved, geometry, dim, mask, (plan, plan))
     arguments = wide(dy, x, v, g, None, saved)
     wanted = formulas.convolution_backward(*arguments, *geometry, dim, 0.0, mask)  # type: ignore[arg-type]
     assert_all_close(own, wanted, x.dtype)
@@ -172,6 +172,19 @@ def test_vendor_path() -> None:
             check(inputs, geometry, dim, True, plan)
     inputs, geometry = make("many channels", 0, torch.float64, torch.float64)
     check(inputs, geometry, 0, relu=True)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+def test_images_one_pixel_wide(relu: bool) -> None:
+    """A dimension of size 1 may have any step, and a turned gradient has another one than torch's own tensors."""
+    x, v, b = tensors(((2, 3, 5, 1), torch.float32), ((4, 3, 1, 1), torch.float32), ((4,), torch.float32))
+    geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    y, norms = run_conv.forward(x, v, gains(v, 0), b, geometry, 0, 0.0, relu)
+    dy = torch.randn(2, 4, 1, 5, device=DEVICE).transpose(2, 3)
+    assert dy.stride(-1) == 5
+    own = run_conv.backward(dy, x, v, gains(v, 0), norms, y if relu else None, geometry, 0, ALL)
+    wanted = torch.where(y > 0, dy, 0.0) if relu else dy
+    assert_close(own[3].cpu(), wanted.double().sum((0, 2, 3)).cpu(), what="db")  # type: ignore[union-attr]
 
 
 def test_vendor_and_kernels_side_by_side() -> None:

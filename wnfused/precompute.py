@@ -19,13 +19,16 @@ def precompute_norms(model: nn.Module) -> Iterator[int]:
 
     ``with wnfused.precompute_norms(model): loss = model(x)``, once a step. The block's value is the number of layers.
     A weight that is changed inside the block in a way autograd sees is noticed, and its norms are computed as always.
-    A norm over more than a million elements is left to the layer, which shares it out among many programs.
+    A norm over more than 32768 elements is left to the layer, which shares it out among many programs. While a CUDA
+    graph is captured, all are: what it replays must not depend on norms from outside.
     This is for the ``triton`` backend, whose large layers otherwise launch a kernel each for their norms; the others
     find the norms while they walk the weight anyway, and nothing is computed for them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"precompute_norms: model: expected an nn.Module, got {type(model).__name__}")
     layers = [m for m in model.modules() if isinstance(m, WeightNormalized) and _served_by_triton(m)]
+    if known_norms.capturing():
+        layers = []
     with known_norms.holding(_norms_of(layers)):
         yield len(layers)
 

@@ -67,7 +67,7 @@ def gather(
     z, y, x = z * stride2 - padding2, y * stride1 - padding1, x * stride0 - padding0
     start = b * s_batch + z * s2 + y * s1 + x * s0 + group * C * s_channel
     n = clamped(tile_n * BLOCK_N, N, BLOCK_N, INDEX64)
-    c = tl.arange(0, BLOCK_K)
+    c = tl.arange(0, BLOCK_K).to(tl.int64) if INDEX64 else tl.arange(0, BLOCK_K)
     v_start = (group * N + n) * v_first
     if GAIN == "weight":
         weight_scale = scale_at(g, norms, group * gain_group + n, n < N, gain_step)
@@ -150,7 +150,7 @@ def scatter(
     start = b * s_batch + z * s2 + y * s1 + x * s0 + group * C * s_channel
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
-    c = tl.arange(0, BLOCK_K)
+    c = tl.arange(0, BLOCK_K).to(tl.int64) if INDEX64 else tl.arange(0, BLOCK_K)
     blocks = tl.cdiv(C, BLOCK_K)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for i in range(count2 * count1 * count0 * blocks):

@@ -43,8 +43,9 @@ def tune_layers(
     winners: dict[Problem, Plan] = {}
     for layer in layers:
         progress(layer)
-        measurable = (_linear if layer.kind == "linear" else _conv)(layer, dtype, device)
-        winners |= tune.tune(measurable, device, lambda problem, plan, m=measurable: _time(m[problem], plan))
+        with support.on_device(device):
+            measurable = (_linear if layer.kind == "linear" else _conv)(layer, dtype, device)
+            winners |= tune.tune(measurable, device, lambda problem, plan, m=measurable: _time(m[problem], plan))
     return winners
 
 

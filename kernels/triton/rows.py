@@ -79,7 +79,7 @@ def partial_norms(
     """
     pid, split = tl.program_id(0), tl.program_id(1)
     row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
-    begin = split * per_split
+    begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
     end = tl.minimum(begin + per_split, length)
     columns = tl.arange(0, BLOCK_E)
     if INDEX64:
@@ -144,7 +144,7 @@ def write_normalized(
     s = gain_over_norm(
         tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), tl.load(norms + row, mask=row_ok, other=0.0)
     )
-    begin = split * per_split
+    begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
     end = tl.minimum(begin + per_split, length)
     for e in range(begin, end, BLOCK_E):
         ok = row_ok[:, None] & (e + columns < end)[None, :]
@@ -167,7 +167,7 @@ def partial_dots(
         columns = columns.to(tl.int64)
     inverse = gain_over_norm(1.0, tl.load(norms + row, mask=row_ok, other=0.0))
     total = tl.zeros([BLOCK_R], STATISTICS)
-    begin = split * per_split
+    begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
     end = tl.minimum(begin + per_split, length)
     for e in range(begin, end, BLOCK_E):
         ok = row_ok[:, None] & (e + columns < end)[None, :]
@@ -199,7 +199,7 @@ def project(
     if dv is not None:
         s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), norm)
         inverse = gain_over_norm(1.0, norm)
-        begin = split * per_split
+        begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
         end = tl.minimum(begin + per_split, length)
         for e in range(begin, end, BLOCK_E):
             ok = row_ok[:, None] & (e + columns < end)[None, :]

@@ -82,7 +82,9 @@ def _tile(problem: Problem, target: Target) -> Tile:
 
 def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     """Each row of tiles sums Σv² again: up to four rows that is cheaper than a launch and a trip over v of its own."""
-    if not problem.channels_last and problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION:
+    large = problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION
+    # One channel at a time (a depthwise layer) there is no matmul to save what reading across channels costs.
+    if not problem.channels_last and (large or problem.n == 1):
         return "vendor"
     if problem.kernel == "linear_dx":
         return "in registers" if gain_hides(target.family, tile, problem.dtypes) else "scaled first"

@@ -208,7 +208,9 @@ def _takes(x: Tensor, v: Tensor, out: Tensor, geometry: tuple) -> bool:
     """Whether the kernels serve these; else the vendor path does."""
     stride, *_, groups = geometry
     empty = x.numel() == 0 or v.numel() == 0 or out.numel() == 0
-    return supported(x, v) and not empty and groups * max(math.prod(stride), 32) <= _GRID_LIMIT
+    pixels = max(t.shape[0] * math.prod(sizes_of(t)) for t in (x, out))  # counted in 32 bits
+    fits = groups * max(math.prod(stride), 32) <= _GRID_LIMIT and pixels < 2**31 - 2**16
+    return supported(x, v) and not empty and fits
 
 
 def forward(
@@ -313,7 +315,7 @@ def _weight_gradient(
     pixels = near[0].shape[0] * math.prod(sizes_of(near[0]))
     alone = is_depthwise(v, near[0], groups)
     # Only a norm per row can be finished from shares; a depthwise gradient always comes in float32 shares.
-    splits = max(1, triton.cdiv(pixels, 4096)) if alone else plan.splits
+    splits = min(triton.cdiv(pixels, 4096), 1024) if alone else plan.splits
     splits = splits if dim == 0 else 1
     block = 64 if alone else plan.tile.k
     per_split = triton.cdiv(triton.cdiv(pixels, splits), block) * block

@@ -139,7 +139,7 @@ def _prepare(layer: _Layer, prepared: _Prepared, dots: Tensor | None, dg: Tensor
     prepare.prepare_gradient[(triton.cdiv(n, BLOCK_C),)](
         dy, layer.y, layer.g, layer.norms, prepared.scaled, prepared.factor, prepared.db, dots, dg,
         m, n, dy.stride(0), layer.y_stride,
-        MIXED=layer.mixed, INDEX64=index64(dy, layer.y), BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
+        MIXED=layer.mixed, INDEX64=index64(dy, layer.y, prepared.scaled), BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
         **launch_options(),
     )  # fmt: skip
 
@@ -201,7 +201,7 @@ def _launch_dw(
         dy, x, layer.y, v, layer.g, layer.norms, dw, dots, *prepared,
         m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split,
         ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=layer.precision,
-        MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y),
+        MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y, prepared.scaled),
         BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
         **launch_options(tile.warps, tile.stages),
     )  # fmt: skip

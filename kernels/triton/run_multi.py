@@ -9,10 +9,10 @@ from torch import Tensor
 
 from wnfused.kernels.triton import multi
 from wnfused.kernels.triton.run_rows import Dim, View, in_memory_order, view_of
-from wnfused.kernels.triton.support import launch_options
+from wnfused.kernels.triton.support import launch_options, on_device
 from wnfused.kernels.triton.tiles import NORM_TILES
 
-LONGEST_ROW = 2**20  # one program's work; a longer one (one norm over a large weight) is better shared out
+LONGEST_ROW = 2**15  # one program's work; a longer one (one norm over a large weight) is better shared out
 _TYPES = {
     torch.float32: triton.language.float32,
     torch.bfloat16: triton.language.bfloat16,
@@ -39,6 +39,7 @@ class _Tables(NamedTuple):
 
 
 _tables: dict[tuple, _Tables] = {}  # the same weights come again in every step
+_MOST_TABLES = 16  # a model has one for each device and dtype
 
 
 def many_norms(weights: Sequence[Weight]) -> list[Tensor]:
@@ -46,19 +47,21 @@ def many_norms(weights: Sequence[Weight]) -> list[Tensor]:
     ordered = [in_memory_order(w.v, w.dim) for w in weights]
     tables = _tables_of(ordered, weights)
     out = torch.empty(tables.rows, dtype=torch.float32, device=ordered[0].device)
-    multi.many_row_norms[(tables.programs.shape[0],)](
-        tables.programs, tables.weights, tables.eps, out,
-        FIELDS=6, DTYPE=_TYPES[ordered[0].dtype], **NORM_TILES, **launch_options(),
-    )  # fmt: skip
+    with on_device(out.device):
+        multi.many_row_norms[(tables.programs.shape[0],)](
+            tables.programs, tables.weights, tables.eps, out,
+            FIELDS=6, DTYPE=_TYPES[ordered[0].dtype], **NORM_TILES, **launch_options(),
+        )  # fmt: skip
     parts = out.split([view_of(v, w.dim).rows for v, w in zip(ordered, weights, strict=True)])
     return [part.view(w.gain_shape) for part, w in zip(parts, weights, strict=True)]
 
 
 def _tables_of(ordered: list[Tensor], weights: Sequence[Weight]) -> _Tables:
-    key = tuple((v.data_ptr(), v.shape, v.device, w.dim, w.eps) for v, w in zip(ordered, weights, strict=True))
+    key = tuple((v.data_ptr(), v.shape, v.dtype, v.device, w.dim, w.eps) for v, w in zip(ordered, weights, strict=True))
     found = _tables.get(key)
     if found is None:
-        _tables.clear()  # one model at a time; addresses of tensors that are gone must not stay
+        if len(_tables) == _MOST_TABLES:
+            del _tables[next(iter(_tables))]
         found = _tables[key] = _make_tables(ordered, weights)
     return found
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -50,10 +51,18 @@ def why_not(device: torch.device) -> str | None:
         return f"triton kernels run on CUDA and ROCm devices, not on {device.type!r}"
     if interpreted():
         return None
+    if torch.version.hip is not None:
+        name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
+        return None if name == "gfx942" else f"of AMD's GPUs it knows gfx942 (MI300), not {name}"
     capability = torch.cuda.get_device_capability(device)
-    if torch.version.hip is None and capability < (8, 0):
+    if capability < (8, 0):
         return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     return None
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @functools.cache

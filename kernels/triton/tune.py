@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 from wnfused.kernels.triton import rules, support
 from wnfused.kernels.triton.rules import Plan, Problem
@@ -149,7 +150,7 @@ def tune(
         for candidate in candidates(problem, target):
             try:
                 times[candidate] = seconds(problem, candidate)
-            except RuntimeError as error:  # too much shared memory, too many registers
+            except (RuntimeError, TritonError) as error:  # too much shared memory, too many registers
                 log.info("%s with %s: %s", problem.kernel, candidate, str(error).splitlines()[0])
         if times:
             winners[problem] = min(times, key=times.__getitem__)

@@ -339,7 +339,7 @@ def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
         "FIELDS": 6, **NORM_TILES, "DTYPE": dtypes.weights, "MIXED": False,
         "BLOCK_R": 128 if kernel == "combine_norms" else 1, "BLOCK_E": 2048,
         **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),
-        "BLOCK_P": 64, "BLOCK_C": 64 if kernel == "scale_channels" else 32,
+        "BLOCK_P": 256 if kernel == "finish_weight" else 64, "BLOCK_C": 64 if kernel == "scale_channels" else 32,
         **({"factor": None} if kernel == "prepare_gradient" else {}),
     }  # fmt: skip
     if kernel.startswith("depthwise"):

@@ -99,6 +99,8 @@ def _specialised(kernel: Any, build: Build) -> tuple[dict[str, str], dict[str, A
         signature[name] = "i32" if name in sizes else _type(name, build)
         if signature[name] != "fp32" and int(sizes.get(name) or 0) % 16 == 0:  # pointers are aligned too
             known[(i,)] = [["tt.divisibility", 16]]
+        if signature[name].startswith("*") and build.target.startswith("gfx"):  # as for tensors of up to 2 GB
+            known[(i,)].append(["tt.pointer_range", 32])
     return signature, values, known
 
 

@@ -127,7 +127,7 @@ def factor_of(g: Tensor, norms: Tensor, mixed: bool = False) -> float:
     factor, db = torch.empty(1, device=DEVICE), torch.empty(len(g), device=DEVICE)
     dy = torch.zeros(1, len(g), device=DEVICE, dtype=torch.float16)
     prepare.prepare_gradient[(1,)](
-        dy, None, g, norms, torch.empty_like(dy), factor, db, None, None, 1, len(g), len(g), 0,
+        dy, None, g, norms, torch.empty_like(dy), factor, db, None, None, 1, len(g), len(g), 0, 1,
         MIXED=mixed, INDEX64=False, BLOCK_P=16, BLOCK_C=32,
     )  # fmt: skip
     return factor.item()

@@ -181,20 +181,43 @@ def scatter(
 
 
 @triton.jit
+def channel_sums(
+    t, mask, channel, channel_ok, first, last, D2, D1, D0, t_batch, t_channel, t2, t1, t0,
+    INDEX64: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Σ of t [batch, channels, D] over the pixels from first to last, where mask (if there is one) is positive."""
+    if INDEX64:
+        channel = channel.to(tl.int64)
+    total = tl.zeros([BLOCK_P, channel.shape[0]], tl.float32)
+    for p0 in range(first, last, BLOCK_P):
+        p = p0 + tl.arange(0, BLOCK_P)
+        ok = (p < last)[:, None] & channel_ok[None, :]
+        b, z, y, x = volume_index(p.to(tl.int64) if INDEX64 else p, D2, D1, D0)
+        at = (b * t_batch + z * t2 + y * t1 + x * t0)[:, None] + channel[None, :] * t_channel
+        tile = tl.load(t + at, mask=ok, other=0.0).to(tl.float32)
+        if mask is not None:
+            tile = tl.where(tl.load(mask + at, mask=ok, other=0.0) <= 0, 0.0, tile)
+        total += tile
+    return tl.sum(total, 0)
+
+
+@triton.jit
 def weight_gradient(
-    near, far, mask_near, mask_far, v, dw, dots,
+    near, far, mask_near, mask_far, v, dw, dots, sums,
     batch, C, N, D2, D1, D0, O2, O1, O0,
     stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
     n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v_second, v2, v1, v0,
     elements, rows, pixels_per_split, splits,
     K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr,
-    PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    SUM_FAR: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
 
     A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
     its part of the row dots ⟨dW, v⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
+    ``sums`` [splits, channels] takes shares of near's sums over pixels (SUM_FAR: of far's), from the programs of the
+    first tap and input (output).
     """
     group, split = tl.program_id(1) // splits, tl.program_id(1) % splits
     blocks = tl.cdiv(C, BLOCK_K)
@@ -244,3 +267,19 @@ def weight_gradient(
         v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
         tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n_ok)
     tl.store(dw + split * elements + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
+    if sums is not None:
+        if SUM_FAR:
+            if (tile_n == 0) & (tap == 0):
+                pixels = batch * D2 * D1 * D0
+                share = tl.cdiv(pixels, splits)
+                total = channel_sums(
+                    far, mask_far, group * C + c, c_ok, split * share, tl.minimum(split * share + share, pixels),
+                    D2, D1, D0, f_batch, f_channel, f2, f1, f0, INDEX64, 64,
+                )  # fmt: skip
+                tl.store(sums + split * (rows // N * C) + group * C + c, total, mask=c_ok)
+        else:
+            if column == 0:
+                total = channel_sums(
+                    near, mask_near, row, n_ok, first, last, O2, O1, O0, n_batch, n_channel, n2, n1, n0, INDEX64, 64
+                )
+                tl.store(sums + split * rows + row, total, mask=n_ok)

@@ -7,7 +7,7 @@ the gain always multiplies the result.
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.conv import finish_tile, inside, taps_of_phase, volume_index
+from wnfused.kernels.triton.conv import channel_sums, finish_tile, inside, taps_of_phase, volume_index
 from wnfused.kernels.triton.tile import scale_at
 
 
@@ -97,15 +97,18 @@ def depthwise_scatter(
 
 @triton.jit
 def depthwise_weight_gradient(
-    near, far, mask_near, mask_far, dw,
+    near, far, mask_near, mask_far, dw, sums,
     batch, C, D2, D1, D0, O2, O1, O0,
     stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
     n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v2, v1, v0,
     elements, pixels_per_split,
-    K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr, INDEX64: tl.constexpr,
+    K2: tl.constexpr, K1: tl.constexpr, K0: tl.constexpr, SUM_FAR: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A split's share of dW for BLOCK_C channels and one tap, to ``dw`` [splits, …] in v's order."""
+    """A split's share of dW for BLOCK_C channels and one tap, to ``dw`` [splits, …] in v's order.
+
+    ``sums`` [splits, C] takes shares of near's (SUM_FAR: far's) sums over pixels, from the programs of the first tap.
+    """
     split = tl.program_id(1)
     taps = K2 * K1 * K0
     tap = tl.program_id(0) % taps
@@ -139,3 +142,17 @@ def depthwise_weight_gradient(
         total += near_tile * far_tile
     at = split * elements + c * v_first + t2 * v2 + t1 * v1 + t0 * v0
     tl.store(dw + at, tl.sum(total, 0), mask=c_ok)
+    if sums is not None:  # noqa: SIM102 - this test is the compiler's, the next one the program's
+        if tap == 0:
+            if SUM_FAR:
+                pixels = batch * D2 * D1 * D0
+                share = tl.cdiv(pixels, tl.num_programs(1))
+                total_of = channel_sums(
+                    far, mask_far, c, c_ok, split * share, tl.minimum(split * share + share, pixels),
+                    D2, D1, D0, f_batch, f_channel, f2, f1, f0, INDEX64, BLOCK_P,
+                )  # fmt: skip
+            else:
+                total_of = channel_sums(
+                    near, mask_near, c, c_ok, first, last, O2, O1, O0, n_batch, n_channel, n2, n1, n0, INDEX64, BLOCK_P
+                )
+            tl.store(sums + split * C + c, total_of, mask=c_ok)

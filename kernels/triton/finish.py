@@ -8,27 +8,6 @@ from wnfused.kernels.triton.rows import gain_over_norm
 
 
 @triton.jit
-def channel_sums(
-    dy, y, channel, channels, batch, pixels, dy_batch, dy_channel, dy_pixel,
-    INDEX64: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """Σ dy over batch and pixels, where y (if there is one) is positive."""
-    p = tl.arange(0, BLOCK_P)
-    if INDEX64:
-        p, channel = p.to(tl.int64), channel.to(tl.int64)
-    total = tl.zeros([BLOCK_P, channel.shape[0]], tl.float32)
-    for p0 in range(0, batch * pixels, BLOCK_P):
-        at = (p0 + p) // pixels * dy_batch + (p0 + p) % pixels * dy_pixel
-        ok = (p < batch * pixels - p0)[:, None] & (channel < channels)[None, :]
-        at = at[:, None] + channel[None, :] * dy_channel
-        tile = tl.load(dy + at, mask=ok, other=0.0).to(tl.float32)
-        if y is not None:
-            tile = tl.where(tl.load(y + at, mask=ok, other=0.0) <= 0, 0.0, tile)
-        total += tile
-    return tl.sum(total, 0)
-
-
-@triton.jit
 def sum_of_parts(dw, at, ok, parts, elements):
     total = tl.load(dw + at, mask=ok, other=0.0)
     for i in range(1, parts):
@@ -38,20 +17,19 @@ def sum_of_parts(dw, at, ok, parts, elements):
 
 @triton.jit
 def finish_weight(
-    dw, v, g, norms, dots, dv, dg, scales, dy, y, db,
-    rows, length, parts, elements, channels, batch, pixels, dy_batch, dy_channel, dy_pixel,
-    FROM_SPLITS: tl.constexpr, HAS_ROWS: tl.constexpr, INDEX64: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    dw, v, g, norms, dots, dv, dg, scales, sums, db, rows, length, parts, elements, channels, sum_parts,
+    FROM_SPLITS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The first programs finish BLOCK_R rows each; those after them sum dy, BLOCK_C channels each.
+    """The first programs finish BLOCK_R rows each; those after them add ``sums`` [sum_parts, channels] to ``db``.
 
     FROM_SPLITS: ``dw`` holds ``parts`` float32 shares [parts, rows, length] that are added here in order, and the rows'
     dots are found here too. Otherwise dw is whole and may be dv, and ``dots`` holds ``parts`` shares of each ⟨dW, v⟩.
-    ``scales`` [rows] takes g/n, for the input gradient. y, where a ReLU was fused, has dy's strides.
+    ``scales`` [rows] takes g/n, for the input gradient.
     """
     pid = tl.program_id(0)
-    row_programs = tl.cdiv(rows, BLOCK_R) if HAS_ROWS else 0
-    if HAS_ROWS and pid < row_programs:
+    row_programs = tl.cdiv(rows, BLOCK_R)
+    if pid < row_programs:
         row = pid * BLOCK_R + tl.arange(0, BLOCK_R)
         row_ok = row < rows
         norm = tl.load(norms + row, mask=row_ok, other=0.0)
@@ -88,7 +66,7 @@ def finish_weight(
     if db is not None:  # noqa: SIM102 - this test is the compiler's, the next one the program's
         if pid >= row_programs:
             channel = (pid - row_programs) * BLOCK_C + tl.arange(0, BLOCK_C)
-            total = channel_sums(
-                dy, y, channel, channels, batch, pixels, dy_batch, dy_channel, dy_pixel, INDEX64, BLOCK_P
-            )
-            tl.store(db + channel, narrowed(total, db.dtype.element_ty), mask=channel < channels)
+            total = tl.zeros([BLOCK_C], tl.float32)
+            for i in range(sum_parts):
+                total += tl.load(sums + i * channels + channel, mask=channel < channels, other=0.0)
+            tl.store(db + channel, total, mask=channel < channels)

@@ -142,8 +142,8 @@ def weight_gradient_tile(
 
 @triton.jit
 def linear_weight_gradient(
-    dy, x, y, v, g, norms, dw, dots, scaled, factor, db,
-    M, N, K, dy_stride, x_stride, y_stride, v_stride, m_per_split,
+    dy, x, y, v, g, norms, dw, dots, scaled, factor, sums,
+    M, N, K, dy_stride, x_stride, y_stride, v_stride, m_per_split, rows_per_part,
     ONE_PASS: tl.constexpr, SPLIT: tl.constexpr, PREPARE: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     MIXED: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
@@ -154,20 +154,20 @@ def linear_weight_gradient(
     ONE_PASS: dy is g/n times the gradient and ``dots`` [N] holds c = ⟨dW, v/n⟩ already (prepare.py): ``dw`` takes
     dv = g/n (dW − c v/n) at once. v, which dx reads next, is worth keeping in the cache; dv is not.
     With SPLIT shares of M are written to ``dw`` [splits, N, K], for finish_weight to add.
-    PREPARE: the first programs pass over dy for ``scaled`` and ``db``, which are read after this launch.
+    PREPARE: the first programs pass over dy for ``scaled`` and ``sums``, which are read after this launch.
     """
     pid = tl.program_id(0)
     if PREPARE:
-        columns = tl.cdiv(N, BLOCK_C)
-        if pid < columns:
+        first = tl.cdiv(N, BLOCK_C) * tl.cdiv(M, rows_per_part)
+        if pid < first:
             if tl.program_id(1) == 0:
                 prepare_channels(
-                    pid, dy, y, g, norms, scaled, factor, db, None, None, M, N, dy_stride, y_stride,
+                    pid, dy, y, g, norms, scaled, factor, sums, None, None, M, N, dy_stride, y_stride, rows_per_part,
                     MIXED, INDEX64, BLOCK_P, BLOCK_C,
                 )  # fmt: skip
         else:
             weight_gradient_tile(
-                pid - columns, dy, x, y, v, g, norms, dw, dots, M, N, K, dy_stride, x_stride, y_stride, v_stride,
+                pid - first, dy, x, y, v, g, norms, dw, dots, M, N, K, dy_stride, x_stride, y_stride, v_stride,
                 m_per_split, ONE_PASS, SPLIT, EVEN, PRECISION, INDEX64, BLOCK_M, BLOCK_N, BLOCK_K, GROUP,
             )  # fmt: skip
     else:

@@ -1,7 +1,7 @@
 """dy made ready for the backward GEMMs of a linear layer with a norm per output: masked by the ReLU, times g/n.
 
 dx is then a plain GEMM: a product in its loop would cost more than this pass wherever the tensor cores read their
-operands from shared memory. The same pass over dy leaves db, and ⟨dW, v/n⟩ where the saved output tells it.
+operands from shared memory. The same pass over dy leaves its sums, and ⟨dW, v/n⟩ where the saved output tells it.
 """
 
 import triton
@@ -44,16 +44,18 @@ def common_factor(g, norms, N, MIXED: tl.constexpr):
 
 @triton.jit
 def prepare_channels(
-    pid, dy, y, g, norms, scaled, factor, db, dots, dg, M, N, dy_stride, y_stride,
+    pid, dy, y, g, norms, scaled, factor, sums, dots, dg, M, N, dy_stride, y_stride, rows_per_part,
     MIXED: tl.constexpr, INDEX64: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Of BLOCK_C columns of dy [M, N], what is not None of
+    """Of BLOCK_C columns and a part of the rows of dy [M, N], what is not None of
 
     ``scaled`` [M, N]: dy·g/n, 0 where y <= 0; with ``factor`` [1] (program 0 writes it) divided by that, or, where it
     is 0, dy alone;
-    ``db`` [N]: Σ dy; ``dots`` and ``dg`` [N]: Σ dy·y / g, which is ⟨dW, v/n⟩ of a layer with ReLU and no bias.
+    ``sums`` [parts, N]: Σ dy; ``dots`` and ``dg`` [N], where all rows are one part: Σ dy·y / g, which is ⟨dW, v/n⟩ of a
+    layer with ReLU and no bias.
     """
-    channel = pid * BLOCK_C + tl.arange(0, BLOCK_C)
+    columns = tl.cdiv(N, BLOCK_C)
+    part, channel = pid // columns, pid % columns * BLOCK_C + tl.arange(0, BLOCK_C)
     channel_ok = channel < N
     p = tl.arange(0, BLOCK_P)
     if scaled is not None or dots is not None:
@@ -67,7 +69,7 @@ def prepare_channels(
         scale = tl.where(power == 0, 1.0, scale / tl.where(power == 0, 1.0, power))
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     products = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
-    for p0 in range(0, M, BLOCK_P):
+    for p0 in range(part * rows_per_part, tl.minimum(part * rows_per_part + rows_per_part, M), BLOCK_P):
         row = (p0 + p).to(tl.int64) if INDEX64 else p0 + p
         ok = (row < M)[:, None] & channel_ok[None, :]
         tile = tl.load(dy + row[:, None] * dy_stride + channel[None, :], mask=ok, other=0.0).to(tl.float32)
@@ -76,13 +78,13 @@ def prepare_channels(
             tile = tl.where(passed <= 0, 0.0, tile)
             if dots is not None:
                 products += tile * passed
-        if db is not None:
+        if sums is not None:
             total += tile
         if scaled is not None:
             out = narrowed(tile * scale[None, :], scaled.dtype.element_ty)
             tl.store(scaled + row[:, None] * N + channel[None, :], out, mask=ok)
-    if db is not None:
-        tl.store(db + channel, tl.sum(total, 0), mask=channel_ok)
+    if sums is not None:
+        tl.store(sums + part * N + channel, tl.sum(total, 0), mask=channel_ok)
     if dots is not None:
         c = tl.where(gain == 0, 0.0, tl.sum(products, 0) / tl.where(gain == 0, 1.0, gain))
         c = tl.where(norm == 0, 0.0, c)
@@ -93,10 +95,10 @@ def prepare_channels(
 
 @triton.jit
 def prepare_gradient(
-    dy, y, g, norms, scaled, factor, db, dots, dg, M, N, dy_stride, y_stride,
+    dy, y, g, norms, scaled, factor, sums, dots, dg, M, N, dy_stride, y_stride, rows_per_part,
     MIXED: tl.constexpr, INDEX64: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     prepare_channels(
-        tl.program_id(0), dy, y, g, norms, scaled, factor, db, dots, dg, M, N, dy_stride, y_stride,
+        tl.program_id(0), dy, y, g, norms, scaled, factor, sums, dots, dg, M, N, dy_stride, y_stride, rows_per_part,
         MIXED, INDEX64, BLOCK_P, BLOCK_C,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from torch import Tensor
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
 from wnfused.kernels.triton.dtypes import convolution_dtypes, precision
 from wnfused.kernels.triton.rules import Plan, Problem
-from wnfused.kernels.triton.run_finish import Gradients, finish_bias, finish_rows, new_scales
+from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows, new_scales
 from wnfused.kernels.triton.run_linear import supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
 from wnfused.kernels.triton.support import launch_options
@@ -290,9 +290,9 @@ def _by_kernels(
     if mask[1] or mask[2]:
         near, far = ((x, None), (dy, y)) if transposed else ((dy, y), (x, None))
         scales = new_scales(norms, mask, dim)
-        dv, dg, db = _weight_gradient(near, far, v, g, norms, walk, dim, mask, (dy, y), scales, dw_plan)
+        dv, dg, db = _weight_gradient(near, far, v, g, norms, walk, dim, mask, transposed, scales, dw_plan)
     elif mask[3]:
-        db = finish_bias(dy, y)
+        db = run_vendor.bias_gradient(dy, y)
     if mask[0]:
         dx = torch.empty_like(x)
         (gather if transposed else scatter)(dy, y, v, g, norms, None, dx, walk, dim, False, dx_plan, scales)
@@ -307,8 +307,7 @@ def backward_plans(dy: Tensor, x: Tensor, v: Tensor, walk: Walk, transposed: boo
 
 def _weight_gradient(
     near: tuple[Tensor, Tensor | None], far: tuple[Tensor, Tensor | None], v_any: Tensor, g: Tensor, norms: Tensor,
-    walk: Walk, dim: Dim, mask: list[bool], output: tuple[Tensor, Tensor | None],
-    scales: Tensor | None, plan: Plan,
+    walk: Walk, dim: Dim, mask: list[bool], transposed: bool, scales: Tensor | None, plan: Plan,
 ) -> Gradients:  # fmt: skip
     v, groups, taps = in_memory_order(v_any, dim), walk.groups, math.prod(walk.kernel)
     n, c = v.shape[0] // groups, v.shape[1]
@@ -323,11 +322,14 @@ def _weight_gradient(
     shared = splits > 1 or (alone and dim == 0)
     dw = torch.empty((splits, v.numel()), dtype=torch.float32 if shared or alone else v.dtype, device=v.device)
     (a, mask_a), (b, mask_b) = near, far
+    sums = norms.new_empty((splits, (b if transposed else a).shape[1])) if mask[3] else None
     sizes = (*sizes_of(b), *sizes_of(a), *walk.stride, *walk.padding, *walk.dilation, *strides_of(a), *strides_of(b))
     if alone:
         depthwise.depthwise_weight_gradient[(triton.cdiv(groups, 32) * taps, splits)](
-            a, b, mask_a, mask_b, dw, a.shape[0], groups, *sizes, v.stride(0), *strides_of(v)[2:], v.numel(), per_split,
-            **_kernel_sizes(walk), INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32, **launch_options(),
+            a, b, mask_a, mask_b, dw, sums, a.shape[0], groups, *sizes, v.stride(0), *strides_of(v)[2:],
+            v.numel(), per_split,
+            **_kernel_sizes(walk), SUM_FAR=transposed, INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32,
+            **launch_options(),
         )  # fmt: skip
         dots, columns = None, 0
     else:
@@ -335,17 +337,14 @@ def _weight_gradient(
         dots = norms.new_empty((columns, v.shape[0])) if dim == 0 and not shared else None
         tile = plan.tile
         conv.weight_gradient[(triton.cdiv(n, tile.m) * columns, groups * splits)](
-            a, b, mask_a, mask_b, v, dw, dots, a.shape[0], c, n, *sizes, *strides_of(v),
+            a, b, mask_a, mask_b, v, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
             v.numel(), v.shape[0], per_split, splits,
-            **_kernel_sizes(walk), PRECISION=precision(convolution_dtypes(a, v)), INDEX64=index64(a, b, dw),
-            BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, **launch_options(tile.warps, tile.stages),
+            **_kernel_sizes(walk), SUM_FAR=transposed, PRECISION=precision(convolution_dtypes(a, v)),
+            INDEX64=index64(a, b, dw), BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n,
+            **launch_options(tile.warps, tile.stages),
         )  # fmt: skip
-    dy, y = output
     if dim == 0:
         dg = torch.empty(g.shape, dtype=g.dtype, device=g.device) if mask[2] else None
-        dv, dg, db = finish_rows(dw, v, g.contiguous(), norms, dots, dg, scales, dy, y, mask[1], mask[3], columns)
-    else:
-        whole = dw[0].as_strided(v.shape, v.stride())
-        dv, dg = project(whole, v, g, norms, dim, mask[1], mask[2])
-        db = finish_bias(dy, y) if mask[3] else None
-    return dv, dg, db
+        return finish_rows(dw, v, g.contiguous(), norms, dots, dg, scales, sums, mask[1], columns)
+    whole = dw[0].as_strided(v.shape, v.stride())
+    return *project(whole, v, g, norms, dim, mask[1], mask[2]), added(sums)

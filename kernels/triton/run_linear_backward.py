@@ -14,24 +14,28 @@ from torch import Tensor
 from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
 from wnfused.kernels.triton.rules import Plan
-from wnfused.kernels.triton.run_finish import Gradients, finish_rows
+from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows
 from wnfused.kernels.triton.run_linear import matrix, plan_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
 from wnfused.kernels.triton.support import launch_options
 
 BLOCK_P, BLOCK_C = 64, 32  # rows and columns of dy that a preparing program takes at a time
+ROWS_PER_PART, MOST_PARTS = 1024, 256  # rows that it takes in all; how many parts are added later
+# One pass needs sums over all rows before its GEMM: up to this many for each block of columns, which one program has.
+ROWS_IN_ONE_PASS = 256
 
 
 class _Prepared(NamedTuple):
-    """What a pass over dy leaves; ``factor`` only for float16."""
+    """What a pass over dy leaves, a part of so many rows at a time; ``factor`` only for float16."""
 
     scaled: Tensor | None
     factor: Tensor | None
-    db: Tensor | None
+    sums: Tensor | None  # [parts, N]
+    rows: int = 1
 
     @property
     def wanted(self) -> bool:
-        return self.scaled is not None or self.db is not None
+        return self.scaled is not None or self.sums is not None
 
 
 class _Layer(NamedTuple):
@@ -96,10 +100,10 @@ def _by_kernels(
     layer = _Layer(matrix(dy.to(x.dtype), n), matrix(x, k), v, g.contiguous(), norms, saved, dim)
     form = _form(layer, biased, mask, dw_plan)
     prepared = _room(layer, mask, form, dx_plan)
-    dv = dg = scales = None
+    dv = dg = db = scales = None
     if form == "two steps":
         scales = torch.empty_like(norms) if mask[0] and dim == 0 and prepared.scaled is None else None
-        dv, dg = _two_steps(layer, mask, prepared, scales, dw_plan)
+        dv, dg, db = _two_steps(layer, mask, prepared, scales, dw_plan)
     elif form == "few rows":
         _prepare(layer, prepared, None, None)
         dv, dg = _few_rows(layer, mask, dw_plan)
@@ -107,8 +111,10 @@ def _by_kernels(
         dv, dg = _one_pass(layer, mask, prepared, dw_plan)
     else:
         _prepare(layer, prepared, None, None)
+    if form != "two steps":
+        db = added(prepared.sums)
     dx = _input_gradient(layer, prepared, scales, dx_plan).view(x.shape) if mask[0] else None
-    return dx, dv, dg, prepared.db
+    return dx, dv, dg, db
 
 
 def _form(layer: _Layer, biased: bool, mask: list[bool], plan: Plan) -> str | None:
@@ -118,7 +124,9 @@ def _form(layer: _Layer, biased: bool, mask: list[bool], plan: Plan) -> str | No
         return "few rows"
     # Shares of a sum over many rows are added by the second step; float16 cannot hold every dy·g/n that one pass reads.
     exact = layer.y is not None and not biased and layer.dim == 0 and layer.x.dtype != torch.float16
-    return "one pass" if exact and plan.splits == 1 else "two steps"
+    m, n = layer.dy.shape
+    short = m <= ROWS_IN_ONE_PASS * triton.cdiv(n, BLOCK_C)
+    return "one pass" if exact and short and plan.splits == 1 else "two steps"
 
 
 def _room(layer: _Layer, mask: list[bool], form: str | None, dx_plan: Plan) -> _Prepared:
@@ -128,17 +136,22 @@ def _room(layer: _Layer, mask: list[bool], form: str | None, dx_plan: Plan) -> _
     if form == "one pass" or (mask[0] and layer.dim == 0 and not in_registers):
         scaled = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
         factor = layer.norms.new_empty(1) if dy.dtype == torch.float16 else None
-    db = dy.new_empty(dy.shape[1], dtype=torch.float32) if mask[3] else None
-    return _Prepared(scaled, factor, db)
+    rows = dy.shape[0] if form == "one pass" else _rows_per_part(dy.shape[0])
+    sums = layer.norms.new_empty((triton.cdiv(dy.shape[0], rows), dy.shape[1])) if mask[3] else None
+    return _Prepared(scaled, factor, sums, rows)
+
+
+def _rows_per_part(m: int) -> int:
+    return max(ROWS_PER_PART, triton.cdiv(triton.cdiv(m, MOST_PARTS), BLOCK_P) * BLOCK_P)
 
 
 def _prepare(layer: _Layer, prepared: _Prepared, dots: Tensor | None, dg: Tensor | None) -> None:
     if not prepared.wanted:
         return
     dy, (m, n) = layer.dy, layer.dy.shape
-    prepare.prepare_gradient[(triton.cdiv(n, BLOCK_C),)](
-        dy, layer.y, layer.g, layer.norms, prepared.scaled, prepared.factor, prepared.db, dots, dg,
-        m, n, dy.stride(0), layer.y_stride,
+    prepare.prepare_gradient[(triton.cdiv(n, BLOCK_C) * triton.cdiv(m, prepared.rows),)](
+        dy, layer.y, layer.g, layer.norms, prepared.scaled, prepared.factor, prepared.sums, dots, dg,
+        m, n, dy.stride(0), layer.y_stride, prepared.rows,
         MIXED=layer.mixed, INDEX64=index64(dy, layer.y, prepared.scaled), BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
         **launch_options(),
     )  # fmt: skip
@@ -181,12 +194,9 @@ def _two_steps(layer: _Layer, mask: list[bool], prepared: _Prepared, scales: Ten
     dots = layer.norms.new_empty((tiles_k, n)) if splits == 1 and layer.dim == 0 else None
     _launch_dw(layer, dw, dots, prepared, plan, splits=splits, per_split=per_split)
     if layer.dim != 0:
-        return project(dw[0], v, layer.g, layer.norms, layer.dim, mask[1], mask[2])
+        return *project(dw[0], v, layer.g, layer.norms, layer.dim, mask[1], mask[2]), added(prepared.sums)
     dg = torch.empty_like(layer.g) if mask[2] else None
-    dv, dg, _ = finish_rows(
-        dw, v, layer.g, layer.norms, dots, dg, scales, layer.dy, layer.y, mask[1], False, tiles_k
-    )  # fmt: skip
-    return dv, dg
+    return finish_rows(dw, v, layer.g, layer.norms, dots, dg, scales, prepared.sums, mask[1], tiles_k)
 
 
 def _launch_dw(
@@ -195,11 +205,11 @@ def _launch_dw(
 ) -> None:  # fmt: skip
     dy, x, v, tile = layer.dy, layer.x, layer.v.contiguous(), plan.tile
     (m, n), k = dy.shape, v.shape[1]
-    first = triton.cdiv(n, BLOCK_C) if prepared.wanted else 0
+    first = triton.cdiv(n, BLOCK_C) * triton.cdiv(m, prepared.rows) if prepared.wanted else 0
     even = m % tile.k == 0 and (splits == 1 or per_split % tile.k == 0)
     linear_backward.linear_weight_gradient[(first + triton.cdiv(n, tile.m) * triton.cdiv(k, tile.n), splits)](
-        dy, x, layer.y, v, layer.g, layer.norms, dw, dots, *prepared,
-        m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split,
+        dy, x, layer.y, v, layer.g, layer.norms, dw, dots, prepared.scaled, prepared.factor, prepared.sums,
+        m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split, prepared.rows,
         ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=layer.precision,
         MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y, prepared.scaled),
         BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,

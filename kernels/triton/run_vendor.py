@@ -14,7 +14,7 @@ from torch import Tensor
 
 from wnfused.kernels.triton import affine
 from wnfused.kernels.triton.rules import Plan
-from wnfused.kernels.triton.run_finish import Gradients, pixel_step
+from wnfused.kernels.triton.run_finish import Gradients
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms, tl_type
 from wnfused.kernels.triton.support import launch_options
 
@@ -40,10 +40,15 @@ def _wide(*tensors: Tensor) -> bool:
     return all(t.dtype in (torch.float32, torch.float64) and t.dtype == tensors[0].dtype for t in tensors)
 
 
+def _pixel_step(t: Tensor) -> int:
+    """From one pixel of [batch, channels, pixels…] to the next, in a dense layout: dimensions of size 1 do not tell."""
+    return next((step for size, step in zip(t.shape[:1:-1], t.stride()[:1:-1], strict=True) if size > 1), 1)
+
+
 def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """act(y · g/n + bias) in place, for a dense y [batch, channels, pixels…] with one norm per channel or in all."""
     channels, pixels = y.shape[1], y[0, 0].numel() if y.ndim > 2 else 1
-    strides = (y.stride(0), y.stride(1), pixel_step(y))
+    strides = (y.stride(0), y.stride(1), _pixel_step(y))
     grid = (triton.cdiv(y.shape[0] * pixels, 64) * triton.cdiv(channels, 64),)
     affine.scale_channels[grid](
         y, g.contiguous(), norms, None if bias is None else bias.contiguous(), y,
@@ -123,19 +128,22 @@ def _dense(y: Tensor) -> Tensor:
     return y.contiguous()
 
 
+def bias_gradient(dy: Tensor, y: Tensor | None) -> Tensor:
+    """Of dy [batch, channels, pixels…], where y (if a ReLU was fused) is positive."""
+    wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
+    return _masked(dy, y).sum((0, *range(2, dy.ndim)), dtype=wide)
+
+
 def convolution_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, geometry: tuple, dim: Dim,
     mask: list[bool],
 ) -> Gradients:  # fmt: skip
     dy = _masked(dy, y)
     want_dw = mask[1] or mask[2]
-    dx = dv = dg = db = None
+    dx = dv = dg = None
     if mask[0] or want_dw:
         w = normalized(v, g, norms, dim, v.dtype).to(x.dtype)
         dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *geometry, [mask[0], want_dw, False])
     if want_dw:
         dv, dg = project(_like(dw, v, dim), v, g, norms, dim, mask[1], mask[2])
-    if mask[3]:
-        wide = torch.float64 if dy.dtype == torch.float64 else torch.float32
-        db = dy.sum((0, *range(2, dy.ndim)), dtype=wide)
-    return dx, dv, dg, db
+    return dx, dv, dg, bias_gradient(dy, None) if mask[3] else None

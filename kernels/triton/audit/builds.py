@@ -126,9 +126,11 @@ _CONTIGUOUS = {
 }  # fmt: skip
 _LINEAR_SIZES = {
     **dict.fromkeys(("M", "N", "K", "x_stride", "v_stride", "y_stride", "dy_stride", "dx_stride"), 4096),
-    "gain_step": 1, "k_per_split": 1024, "m_per_split": 1024, "splits": 4,
+    "gain_step": 1, "k_per_split": 1024, "m_per_split": 1024, "rows_per_part": 1024, "splits": 4,
 }  # fmt: skip
-_ROW_SIZES = {"rows": 4096, "inner": 4096, "length": 4096, "per_split": 4096, "splits": 4, "parts": 32}
+_ROW_SIZES = {
+    "rows": 4096, "inner": 4096, "length": 4096, "per_split": 4096, "splits": 4, "parts": 32, "sum_parts": 4,
+}  # fmt: skip
 _PIXEL_SIZES = {
     "elements": 4096 * 4096, "channels": 4096, "batch": 4096, "pixels": 1, "gain_step": 1, "gain_period": 4096,
     **{f"{t}_{name}": size for t in ("dy", "t") for name, size in (("batch", 4096), ("channel", 1), ("pixel", 1))},
@@ -199,11 +201,11 @@ PLAIN: dict[str, dict[str, Constant]] = {
     "linear_input_gradient": {"GAIN": "none", "y": None, "factor": None},
     "linear_weight_gradient": {
         "ONE_PASS": False, "SPLIT": False, "PREPARE": False,
-        "dots": None, "y": None, "scaled": None, "factor": None, "db": None,
+        "dots": None, "y": None, "scaled": None, "factor": None, "sums": None,
     },
     "gather": {"GAIN": "none", "mask_source": None},
     "scatter": {"GAIN": "none", "mask_source": None, "bias": None},
-    "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None},
+    "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None, "sums": None},
 }  # fmt: skip
 _FEW_ROWS: dict[str, Constant] = {"y": None}
 _POINTER = "a pointer"  # takes a constant None of PLAIN back
@@ -228,9 +230,9 @@ def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
         gain = {"GAIN": "weight" if narrow else "input", "norms": None}
         return [Mode("gain", gain), Mode("gain, ReLU", {**gain, **masked}, False)]
     return [
-        Mode("two steps", {"dots": _POINTER}),
-        Mode("two steps, ReLU", {"dots": _POINTER, "mask_near": _POINTER}, False),
-        Mode("split", {}, False, (("splits", 4),), (("dw", "fp32"),)),
+        Mode("two steps", {"dots": _POINTER, "sums": _POINTER}),
+        Mode("two steps, ReLU", {"dots": _POINTER, "sums": _POINTER, "mask_near": _POINTER}, False),
+        Mode("split", {"sums": _POINTER}, False, (("splits", 4),), (("dw", "fp32"),)),
     ]
 
 
@@ -263,7 +265,7 @@ def _input_gradient_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]
 
 
 def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
-    prepare: dict[str, Constant] = {"PREPARE": True, "scaled": _POINTER, "db": _POINTER}
+    prepare: dict[str, Constant] = {"PREPARE": True, "scaled": _POINTER, "sums": _POINTER}
     if dtypes.activations == "fp16":
         prepare["factor"] = _POINTER
     two: dict[str, Constant] = {**prepare, "dots": _POINTER}
@@ -281,7 +283,7 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
     module = MATMUL_KERNELS[kernel]
     constants: dict[str, Constant] = {
         "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes.rounded else "ieee",
-        "MIXED": dtypes.activations != dtypes.weights, "BLOCK_P": 64, "BLOCK_C": 32,
+        "MIXED": dtypes.activations != dtypes.weights, "SUM_FAR": False, "BLOCK_P": 64, "BLOCK_C": 32,
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
         **PLAIN.get(kernel, _FEW_ROWS), **mode.constants, **_blocks(kernel, tile),
     }  # fmt: skip
@@ -316,7 +318,7 @@ _OTHER_MODES = {
     "finish_weight": (Mode("in place", {}), Mode("from splits", {"FROM_SPLITS": True, "dots": None, "scales": None})),
     "prepare_gradient": (
         Mode("two steps", {"dots": None, "dg": None}),
-        Mode("one pass", {"db": None}),
+        Mode("one pass", {"sums": None}),
         Mode("guarded", {"dots": None, "dg": None, "factor": _POINTER, "MIXED": True}),
     ),
     **dict.fromkeys(
@@ -335,11 +337,11 @@ def _others(kernel: str, target: str) -> Iterator[Build]:
 def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
     constants: dict[str, Constant] = {
         "GAIN": "output", "SINGLE_PASS": True, "RELU": True, "INDEX64": False, "OUTER_IS_ONE": True,
-        "STATISTICS": "fp32", "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "HAS_ROWS": True,
+        "STATISTICS": "fp32", "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "SUM_FAR": False,
         "FIELDS": 6, **NORM_TILES, "DTYPE": dtypes.weights, "MIXED": False,
         "BLOCK_R": 128 if kernel == "combine_norms" else 1, "BLOCK_E": 2048,
         **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),
-        "BLOCK_P": 256 if kernel == "finish_weight" else 64, "BLOCK_C": 64 if kernel == "scale_channels" else 32,
+        "BLOCK_P": 64, "BLOCK_C": {"scale_channels": 64, "finish_weight": 128}.get(kernel, 32),
         **({"factor": None} if kernel == "prepare_gradient" else {}),
     }  # fmt: skip
     if kernel.startswith("depthwise"):

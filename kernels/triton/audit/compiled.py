@@ -19,7 +19,7 @@ from wnfused.kernels.triton.audit.builds import Build
 from wnfused.kernels.triton.audit.facts import Facts
 
 Progress = Callable[[int, int, str], None]
-_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db", "factor"}
+_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db", "factor", "sums"}
 _WEIGHT_POINTERS = {"v", "w", "g", "bias", "dw", "dv", "dg"}
 
 

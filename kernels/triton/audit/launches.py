@@ -73,11 +73,12 @@ _WRITTEN = {
     "scales",
     "scaled",
     "factor",
+    "sums",
 }
 _WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
 _READ_BY = {
     "finish_linear": {"partial"},
-    "finish_weight": {"dw", "dots", "y"},
+    "finish_weight": {"dw", "dots", "sums"},
     "project": {"dw", "dots"},
     "prepare_gradient": {"y"},
     "few_rows_weight_gradient": {"y"},

@@ -146,6 +146,21 @@ def test_the_common_factor_of_scales() -> None:
     assert factor_of(ones, 1e6 * ones, mixed=True) == 0.0
 
 
+@pytest.mark.parametrize("mask", [ALL, [True, False, False, True]], ids=["all", "dx and db"])
+def test_many_rows_are_passed_over_in_parts(mask: list[bool]) -> None:
+    rows = 2 * run_linear_backward.ROWS_PER_PART + 50
+    run(make((rows, 8, 40)), plans(torch.float32, "scaled first", "two steps"), relu=True, mask=mask)
+
+
+def test_one_pass_is_for_layers_whose_rows_a_program_can_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    original = run_linear_backward._one_pass
+    monkeypatch.setattr(run_linear_backward, "_one_pass", lambda *args: (taken.append(1), original(*args))[1])
+    for rows in (run_linear_backward.ROWS_IN_ONE_PASS, run_linear_backward.ROWS_IN_ONE_PASS + 1):
+        run(make((rows, 8, 20)), None, relu=True, biased=False, mask=[True, True, True, False])
+    assert len(taken) == 1
+
+
 @pytest.mark.parametrize(("dx", "dw"), [("vendor", "two steps"), ("scaled first", "vendor"), ("vendor", "vendor")])
 def test_vendor_and_kernels_side_by_side(dx: str, dw: str) -> None:
     """A tuner may find one faster for dx and the other for dW."""

@@ -14,13 +14,13 @@ _LINE = re.compile(r"^\s+([svdgb][\w]+)\s*(.*)")
 def facts(compiled: Any) -> Facts:
     text = compiled.asm["amdgcn"]
     loop = main_loop(parse(text), weight)
-    spilled = _number(text, "vgpr_spill_count") + _number(text, "sgpr_spill_count")
     return Facts(
         registers=_number(text, "vgpr_count"),
-        spill_bytes=4 * spilled + _number(text, "private_segment_fixed_size"),
+        spill_bytes=max(4 * _number(text, "vgpr_spill_count"), _number(text, "private_segment_fixed_size")),
         shared_bytes=compiled.metadata.shared,
         tensor_memory=0,
         loop=None if loop is None else dict(Counter(loop)),
+        scalars_in_lanes=_number(text, "sgpr_spill_count"),
     )
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Facts:
     registers: int
-    spill_bytes: int
+    spill_bytes: int  # in memory
     shared_bytes: int
     tensor_memory: int  # columns, on sm_100
     loop: dict[str, int] | None  # opcodes of the main loop, with their modifiers, and how often each stands in it
+    scalars_in_lanes: int = 0  # AMD's scalar registers without room, which wait in lanes of vector registers
 
     @property
     def loop_instructions(self) -> int | None:

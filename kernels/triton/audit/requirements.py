@@ -34,6 +34,7 @@ def checks(rows: list[Row]) -> list[Check]:
     """Those that the rows say something about."""
     tests: list[tuple[str, str, Callable[[Row], Finding | None]]] = [
         ("spilled bytes", "0", _spills),
+        ("gfx942: scalars that wait in lanes of a vector register, which has 64 (no memory)", "≤ 64", _lanes),
         ("programs that fit on a processor", "≥ 1", _fits),
         ("MMA in the main loop of matmul kernels, 16-bit types", "present", _mma),
         (
@@ -90,6 +91,12 @@ def _check(what: str, limit: str, findings: list[Finding]) -> Check | None:
 
 def _spills(row: Row) -> Finding:
     return Finding(row.name, row.facts.spill_bytes, row.facts.spill_bytes == 0)
+
+
+def _lanes(row: Row) -> Finding | None:
+    if not row.build.target.startswith("gfx"):
+        return None
+    return Finding(row.name, row.facts.scalars_in_lanes, row.facts.scalars_in_lanes <= 64)
 
 
 def _fits(row: Row) -> Finding:

@@ -56,6 +56,7 @@ class Row:
             "target": self.build.target,
             "registers": f.registers,
             "spill_bytes": f.spill_bytes,
+            "scalars_in_lanes": f.scalars_in_lanes,
             "shared_bytes": f.shared_bytes,
             "occupancy": round(self.occupancy, 3),
             "mma": f.mma,

@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     repeats: int = 1
     single_pass_allowed: bool = False  # a norm per output row of v, norms not known yet
     channels_last: bool = True  # of a convolution's images; the kernels read contiguous ones in narrow pieces
-    aligned: bool = True  # all that is read can be read 16 bytes at a time
+    aligned: bool = True  # all that is read can be read 16 bytes at a time, and addressed with 32 bits
 
 
 # The forward's ways to the norms, those of linear dx to the gain and of linear dW to dv, and the vendor's library.

@@ -95,7 +95,7 @@ def _alignment(images: tuple[Tensor, Tensor], v: Tensor, walk: Walk) -> dict[str
     """Of a problem. Rows of 16 bytes need channels innermost, in numbers that triton's launcher knows as multiples."""
     last = _channels_innermost(*images)
     sizes = (v.shape[0] // walk.groups, v.shape[1], *(t.data_ptr() for t in (v, *images)))
-    aligned = last and v.stride(1) == 1 and all(size % 16 == 0 for size in sizes)
+    aligned = last and v.stride(1) == 1 and all(size % 16 == 0 for size in sizes) and not index64(v, *images)
     return {"channels_last": last, "aligned": aligned}
 
 

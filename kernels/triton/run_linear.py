@@ -37,7 +37,9 @@ def forward_gain(x: Tensor, v: Tensor, dim: Dim) -> str | None:
 def plan_of(kernel: str, m: int, n: int, k: int, x: Tensor, v: Tensor, single_pass: bool = False) -> Plan:
     # As triton's launcher sees it: addresses that are multiples of 16 bytes, sizes and steps that are multiples of 16.
     aligned = all(size % 16 == 0 for size in (*v.shape, v.stride(0), *x.stride()[-2:-1], x.data_ptr(), v.data_ptr()))
-    problem = Problem(kernel, m, n, k, linear_dtypes(x, v), single_pass_allowed=single_pass, aligned=aligned)
+    near = not index64(x, v) and max(m * n, m * k, n * k) < 2**31
+    dtypes = linear_dtypes(x, v)
+    problem = Problem(kernel, m, n, k, dtypes, single_pass_allowed=single_pass, aligned=aligned and near)
     return tune.plan(problem, x.device)
 
 

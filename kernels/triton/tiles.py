@@ -38,6 +38,7 @@ _INSTEAD = {
     ("linear_dw", "sm_90", "16-bit", Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
     ("linear_dw", "sm_100", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("weight_gradient", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("weight_gradient", "sm_90", "16-bit", Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
     ("gather", "sm_100", "fp32", Tile(64, 64, 16, 4, 3)): Tile(64, 32, 16, 4, 3),
     ("scatter", "sm_100", "fp32", Tile(64, 64, 16, 4, 3)): Tile(64, 32, 16, 4, 3),
     ("gather", "sm_100", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
@@ -64,7 +65,7 @@ _NARROW = {
 
 
 # Where rows cannot be read 16 bytes at a time (contiguous images, sizes that are no multiples of 16), every element has
-# an address of its own: small tiles, shared by many threads.
+# an address of its own, and past 2³¹ elements addresses take twice the room: small tiles, shared by many threads.
 _UNALIGNED = (Tile(64, 64, 32, 8, 2), Tile(16, 64, 32, 4, 2))
 
 
@@ -72,10 +73,11 @@ def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tu
     """The tiles a kernel is shipped with, for a target family and a layer's dtypes; largest first."""
     products = products_of(dtypes)
     if kernel == "few_rows":
-        wide = products == "16-bit" and aligned
-        return (Tile(FEW_ROWS, 32, 128, 4, 3) if wide else Tile(FEW_ROWS, 16, 64, 4, 3),)
+        if not aligned:
+            return (Tile(FEW_ROWS, 16, 32, 4, 3),)
+        return (Tile(FEW_ROWS, 32, 128, 4, 3) if products == "16-bit" else Tile(FEW_ROWS, 16, 64, 4, 3),)
     if not aligned:
-        return _UNALIGNED
+        return tuple(tile._replace(k=16) for tile in _UNALIGNED) if products == "fp32" else _UNALIGNED
     tiles = TILES[family][products]
     if kernel in ("linear", "linear_dx") and products in _NARROW.get(family, {}):
         tiles = (*tiles, _NARROW[family][products])

@@ -170,18 +170,18 @@ def _matmuls(kernel: str, target: str) -> Iterator[Build]:
                 yield plain
             for mode in _modes(kernel, target, dtypes, tile):
                 yield _matmul(kernel, target, dtypes, tile, mode, plain if mode.has_twin else None)
-            if i == 0:  # the largest: others have more room
-                first = _modes(kernel, target, dtypes, tile)[0]
-                yield from (_matmul(kernel, target, dtypes, tile, mode, None) for mode in _extras(kernel, first))
+            if i == 0 and kernel in ("linear_forward", "gather"):  # the largest: others have more room
+                yield _with(kernel, target, dtypes, tile, "fused ReLU", {"RELU": True})
         for tile in tiles_for(name, target, str(dtypes), aligned=False):
             for mode in _modes(kernel, target, dtypes, tile):
                 yield _unaligned(_matmul(kernel, target, dtypes, tile, mode, None))
+            yield _with(kernel, target, dtypes, tile, "64-bit addresses", {"INDEX64": True})
 
 
-def _extras(kernel: str, mode: Mode) -> Iterator[Mode]:
-    yield Mode(f"{mode.name}, 64-bit addresses", {**mode.constants, "INDEX64": True}, False)
-    if kernel in ("linear_forward", "gather"):
-        yield Mode(f"{mode.name}, fused ReLU", {**mode.constants, "RELU": True}, False)
+def _with(kernel: str, target: str, dtypes: Dtypes, tile: Tile, what: str, constants: dict[str, Constant]) -> Build:
+    first = _modes(kernel, target, dtypes, tile)[0]
+    mode = Mode(f"{first.name}, {what}", {**first.constants, **constants}, False)
+    return _matmul(kernel, target, dtypes, tile, mode, None)
 
 
 def _unaligned(build: Build) -> Build:

@@ -157,7 +157,8 @@ def test_one_pass_is_for_layers_whose_rows_a_program_can_walk(monkeypatch: pytes
     original = run_linear_backward._one_pass
     monkeypatch.setattr(run_linear_backward, "_one_pass", lambda *args: (taken.append(1), original(*args))[1])
     for rows in (run_linear_backward.ROWS_IN_ONE_PASS, run_linear_backward.ROWS_IN_ONE_PASS + 1):
-        run(make((rows, 8, 20)), None, relu=True, biased=False, mask=[True, True, True, False])
+        how = plans(torch.float32, "scaled first", "two steps")
+        run(make((rows, 8, 20)), how, relu=True, biased=False, mask=[True, True, True, False])
     assert len(taken) == 1
 
 

@@ -38,6 +38,7 @@ _INSTEAD = {
     ("linear_dw", "sm_90", "16-bit", Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
     ("linear_dw", "sm_100", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("weight_gradient", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("weight_gradient", "sm_100", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("weight_gradient", "sm_90", "16-bit", Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
     ("gather", "sm_100", "fp32", Tile(64, 64, 16, 4, 3)): Tile(64, 32, 16, 4, 3),
     ("scatter", "sm_100", "fp32", Tile(64, 64, 16, 4, 3)): Tile(64, 32, 16, 4, 3),
@@ -66,7 +67,17 @@ _NARROW = {
 
 # Where rows cannot be read 16 bytes at a time (contiguous images, sizes that are no multiples of 16), every element has
 # an address of its own, and past 2³¹ elements addresses take twice the room: small tiles, shared by many threads.
-_UNALIGNED = (Tile(64, 64, 32, 8, 2), Tile(16, 64, 32, 4, 2))
+_UNALIGNED: tuple[Tile, ...] = (Tile(64, 64, 32, 8, 2), Tile(16, 64, 32, 4, 2))
+
+
+def _unaligned(kernel: str, family: str, products: str) -> tuple[Tile, ...]:
+    """gfx942 has as many threads in half as many wavefronts, and scalar registers for fewer addresses of pixels."""
+    tiles = _UNALIGNED
+    if family == "gfx942":
+        tiles = tuple(tile._replace(warps=4) for tile in tiles)
+        if kernel == "weight_gradient":
+            tiles = tuple(tile._replace(m=min(tile.m, 32)) for tile in tiles)
+    return tuple(tile._replace(k=16) for tile in tiles) if products == "fp32" else tiles
 
 
 def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tuple[Tile, ...]:
@@ -74,10 +85,11 @@ def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tu
     products = products_of(dtypes)
     if kernel == "few_rows":
         if not aligned:
-            return (Tile(FEW_ROWS, 16, 32, 4, 3),)
+            few = Tile(FEW_ROWS, 16, 64 if products == "16-bit" else 32, 4, 3)
+            return (few._replace(warps=2) if family == "gfx942" else few,)
         return (Tile(FEW_ROWS, 32, 128, 4, 3) if products == "16-bit" else Tile(FEW_ROWS, 16, 64, 4, 3),)
     if not aligned:
-        return tuple(tile._replace(k=16) for tile in _UNALIGNED) if products == "fp32" else _UNALIGNED
+        return _unaligned(kernel, family, products)
     tiles = TILES[family][products]
     if kernel in ("linear", "linear_dx") and products in _NARROW.get(family, {}):
         tiles = (*tiles, _NARROW[family][products])

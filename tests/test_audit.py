@@ -1,7 +1,11 @@
 """The offline audit: a few real compilations, its checks on them and on broken rows, and the models' arithmetic."""
 
 import ast
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +267,34 @@ def test_every_launched_kernel_is_audited():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 launched.add(ast.unparse(node.func.value))
     assert launched == {f"{module}.{kernel}" for kernel, module in builds.KERNELS.items()}
+
+
+def test_roots_and_quotients_are_rounded_to_nearest():
+    """NVIDIA's quick ones, tl.sqrt and / of float32 numbers, are not; language.py has those that are."""
+    for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "tile.py"}:
+        for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
+            assert not any(isinstance(node, ast.Div) for node in ast.walk(function)), function.name
+            assert "sqrt" not in ast.unparse(function), function.name
+
+
+def test_launches_of_layers_as_on_a_gpu(tmp_path):
+    """Triton's launcher specialises and compiles what the layers' own code gives it; and how many launches it takes."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    script = Path(__file__).parent / "pretend_gpu.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)
+    assert cases["linear, few rows"][0] == ["linear_forward"]  # one pass over x and v finds the norms too
+    for name, (forward, backward) in cases.items():
+        if not name.startswith("weight norm"):
+            assert len(forward) <= 2, name
+            assert len(backward) <= (4 if "per input" in name else 3), name
+
+
+def test_float64_rows_compile(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (row,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])
+    assert row.facts.spill_bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,13 @@ def test_channels_last_weight_is_walked_in_place() -> None:
     assert_close(w.cpu(), formulas.weight_norm(*wide(v, g), 0, 0.0)[0])  # type: ignore[arg-type]
 
 
+def test_a_norm_in_many_shares_past_float32() -> None:
+    """Each share's Σv² fits in float32, their sum does not."""
+    v = torch.full((2048, 4160), 7.3e15, device=DEVICE)
+    norms = run_rows.row_norms(v, v.new_ones(()), None, 0.0)
+    assert_close(norms.cpu(), formulas.row_norms(v.double().cpu(), None).view(()))
+
+
 # --- all of a model at once -------------------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def gather(
             passed = tl.load(mask_source + at, mask=ok, other=0.0)
             tile = narrowed(tl.where(passed <= 0, 0.0, tile), source.dtype.element_ty)
         if GAIN == "input":
-            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step)
+            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step, True)
             tile = narrowed(tile.to(tl.float32) * s[None, :], source.dtype.element_ty)
         if GAIN == "weight":
             v_tile = v_tile.to(tl.float32) * weight_scale[:, None]
@@ -169,10 +169,10 @@ def scatter(
             passed = tl.load(mask_source + at, mask=ok, other=0.0)
             tile = narrowed(tl.where(passed <= 0, 0.0, tile), source.dtype.element_ty)
         if GAIN == "input":
-            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step)
+            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step, True)
             tile = narrowed(tile.to(tl.float32) * s[None, :], source.dtype.element_ty)
         if GAIN == "weight":
-            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step)
+            s = scale_at(g, norms, group * gain_group + c0 + c, None if EVEN else c0 + c < C, gain_step, True)
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
     if GAIN == "output":
@@ -266,7 +266,8 @@ def weight_gradient(
     if dots is not None:
         v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
         tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n_ok)
-    tl.store(dw + split * elements + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
+    share = split.to(tl.int64) * elements if INDEX64 else split * elements
+    tl.store(dw + share + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
     if sums is not None:
         if SUM_FAR:
             if (tile_n == 0) & (tap == 0):

@@ -10,8 +10,9 @@ from wnfused.kernels.triton.rows import gain_over_norm
 @triton.jit
 def sum_of_parts(dw, at, ok, parts, elements):
     total = tl.load(dw + at, mask=ok, other=0.0)
-    for i in range(1, parts):
-        total += tl.load(dw + i * elements + at, mask=ok, other=0.0)
+    for _ in range(1, parts):
+        at += elements  # in at's own width: parts times elements may be past 32 bits
+        total += tl.load(dw + at, mask=ok, other=0.0)
     return total
 
 

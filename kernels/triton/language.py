@@ -1,4 +1,4 @@
-"""What the kernels' language lacks in triton's interpreter, which the tests run in."""
+"""What the kernels' language lacks: rounding in triton's interpreter, which the tests run in, and on NVIDIA's GPUs."""
 
 import triton
 import triton.language as tl
@@ -23,3 +23,15 @@ def narrowed(value, DTYPE: tl.constexpr):
         bits = value.to(tl.float32).to(tl.uint32, bitcast=True)
         value = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
     return value.to(DTYPE)
+
+
+@triton.jit
+def root(x):
+    """√x, rounded to nearest: NVIDIA's quick root of float32 numbers is not."""
+    return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)
+
+
+@triton.jit
+def quotient(a, b, QUICK: tl.constexpr = False):
+    """a / b, rounded to nearest; NVIDIA's quick quotient of float32 numbers may be two units of the last place off."""
+    return a / b if QUICK or b.dtype == tl.float64 else tl.div_rn(a, b)

@@ -9,7 +9,7 @@ for all. Strides along the last dimension are 1. ``EVEN`` promises that the summ
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.language import dot, narrowed
+from wnfused.kernels.triton.language import dot, narrowed, root
 from wnfused.kernels.triton.rows import careful_norm, gain_over_norm, is_unsafe
 from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
@@ -59,7 +59,7 @@ def linear_forward(
         if SINGLE_PASS:
             squares = add_squares(squares, v_tile, LANES)
         if GAIN == "input":
-            s = scale_at(g, norms, k0 + k, k < last - k0, gain_step)
+            s = scale_at(g, norms, k0 + k, k < last - k0, gain_step, True)
             x_tile = narrowed(x_tile.to(tl.float32) * s[None, :], x.dtype.element_ty)
         if GAIN == "weight":
             v_tile = v_tile.to(tl.float32) * weight_scale[:, None]
@@ -77,7 +77,7 @@ def linear_forward(
     else:
         if SINGLE_PASS:
             square = tl.sum(squares, 1)
-            norm = tl.sqrt(square + eps)
+            norm = root(square + eps)
             if tl.max(is_unsafe(square).to(tl.int32), 0) > 0:
                 careful = careful_norm(v + column * v_stride, out_column < N, K, eps, BLOCK_K)
                 norm = tl.where(is_unsafe(square), careful, norm)
@@ -114,7 +114,7 @@ def finish_linear(
         square = tl.zeros([BLOCK_N], tl.float32)
         for s in range(splits):
             square += tl.load(squares + s * N + column, mask=column < N, other=0.0)
-        norm = tl.sqrt(square + eps)
+        norm = root(square + eps)
         if tl.max(is_unsafe(square).to(tl.int32), 0) > 0:
             at = tl.minimum(column, N - 1)
             careful = careful_norm(v + at.to(tl.int64) * v_stride, column < N, K, eps, 32)

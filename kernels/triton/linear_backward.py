@@ -34,10 +34,10 @@ def input_gradient_sum(
             y_tile = tl.load(y_at + n0) if EVEN else tl.load(y_at + n0, mask=(n < N - n0)[None, :], other=0.0)
             dy_tile = narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty)
         if GAIN == "output":
-            s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step)
+            s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step, True)
             dy_tile = narrowed(dy_tile.to(tl.float32) * s[None, :], dy.dtype.element_ty)
         if GAIN == "weight":
-            s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step)
+            s = scale_at(g, norms, n0 + n, None if EVEN else n < N - n0, gain_step, True)
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(dy_tile, narrowed(v_tile, dy.dtype.element_ty), acc, PRECISION)
     return acc

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.language import quotient, root
 from wnfused.kernels.triton.rows import element_offset, is_unsafe, usable_scale
 
 # How a weight's rows lie in memory: one after another, each from a multiple of 16 bytes on; otherwise but still along
@@ -40,17 +41,9 @@ def many_row_norms(
 
 @triton.jit
 def reduce_rows(
-    v,
-    first,
-    rows,
-    inner,
-    length,
-    added,
-    norms,
-    OUTER_IS_ONE: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+    v, first, rows, inner, length, added, norms,
+    OUTER_IS_ONE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     row = first + tl.arange(0, BLOCK_R)
     row_ok = row < rows
     columns = tl.arange(0, BLOCK_E).to(tl.int64)
@@ -63,15 +56,16 @@ def reduce_rows(
         total += tile * tile
         largest = tl.maximum(largest, tl.abs(tile))
     square = tl.sum(total, 1)
-    norm = tl.sqrt(square + added)
+    norm = root(square + added)
     if tl.max(is_unsafe(square).to(tl.int32), 0) > 0:
-        scale = usable_scale(tl.maximum(tl.max(largest, 1), tl.sqrt(added)))
+        floor = root(tl.full([BLOCK_R], added, tl.float32))
+        scale = usable_scale(tl.maximum(tl.max(largest, 1), floor))
         careful = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
         for e in range(0, length, BLOCK_E):
             ok = row_ok[:, None] & (e + columns < length)[None, :]
             at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
-            tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32) / scale[:, None]
+            tile = quotient(tl.load(v + at, mask=ok, other=0.0).to(tl.float32), scale[:, None])
             careful += tile * tile
-        root = tl.sqrt(added) / scale
-        norm = tl.where(is_unsafe(square), scale * tl.sqrt(tl.sum(careful, 1) + root * root), norm)
+        floor = quotient(floor, scale)
+        norm = tl.where(is_unsafe(square), scale * root(tl.sum(careful, 1) + floor * floor), norm)
     tl.store(norms + row, norm, mask=row_ok)

@@ -7,7 +7,7 @@ operands from shared memory. The same pass over dy leaves its sums, and ⟨dW, v
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.language import narrowed
+from wnfused.kernels.triton.language import narrowed, quotient
 from wnfused.kernels.triton.rows import gain_over_norm
 
 # float16: scales this far apart still leave dy·g/n its digits, and float32 rows of these norms can be rounded to it.
@@ -66,7 +66,7 @@ def prepare_channels(
         power = common_factor(g, norms, N, MIXED)
         if pid == 0:
             tl.store(factor, power)
-        scale = tl.where(power == 0, 1.0, scale / tl.where(power == 0, 1.0, power))
+        scale = tl.where(power == 0, 1.0, quotient(scale, tl.where(power == 0, 1.0, power)))
     total = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     products = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
     for p0 in range(part * rows_per_part, tl.minimum(part * rows_per_part + rows_per_part, M), BLOCK_P):
@@ -86,7 +86,7 @@ def prepare_channels(
     if sums is not None:
         tl.store(sums + part * N + channel, tl.sum(total, 0), mask=channel_ok)
     if dots is not None:
-        c = tl.where(gain == 0, 0.0, tl.sum(products, 0) / tl.where(gain == 0, 1.0, gain))
+        c = tl.where(gain == 0, 0.0, quotient(tl.sum(products, 0), tl.where(gain == 0, 1.0, gain)))
         c = tl.where(norm == 0, 0.0, c)
         tl.store(dots + channel, c, mask=channel_ok)
         if dg is not None:

@@ -8,17 +8,19 @@ order: no atomics, the same bits every time.
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.language import narrowed
+from wnfused.kernels.triton.language import narrowed, quotient, root
 
-# Squares of norms between these bounds neither overflow nor lose digits in float32; others are summed again, scaled.
+# Squares of norms between these bounds neither overflow nor lose digits in float32, even where MOST_SPLITS of them are
+# added; others are summed again, scaled.
 SMALLEST_SQUARE = tl.constexpr(1e-24)
-LARGEST_SQUARE = tl.constexpr(1e36)
+LARGEST_SQUARE = tl.constexpr(1e35)
+MOST_SPLITS = 512
 
 
 @triton.jit
-def gain_over_norm(g, norm):
+def gain_over_norm(g, norm, QUICK: tl.constexpr = False):
     """g / n, and 0 for a row of zeros."""
-    return tl.where(norm == 0, 0.0, g / tl.where(norm == 0, 1.0, norm))
+    return tl.where(norm == 0, 0.0, quotient(g, tl.where(norm == 0, 1.0, norm), QUICK))
 
 
 @triton.jit
@@ -36,20 +38,21 @@ def usable_scale(largest):
 def careful_norm(v_rows, row_ok, K, eps, BLOCK: tl.constexpr):
     """Norms of contiguous rows of length K at ``v_rows``, safe for every finite value; for the few that need it."""
     columns = tl.arange(0, BLOCK)
-    largest = tl.zeros_like(row_ok.to(tl.float32)) + tl.sqrt(eps)
+    floor = root(tl.zeros_like(row_ok.to(tl.float32)) + eps)
+    largest = floor
     for k in range(0, K, BLOCK):
         ok = row_ok[:, None] & (columns[None, :] < K - k)
         tile = tl.load(v_rows[:, None] + (k + columns)[None, :], mask=ok, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.max(tl.abs(tile), 1))
     scale = usable_scale(largest)
-    root = tl.sqrt(eps) / scale
-    total = root * root
+    floor = quotient(floor, scale)
+    total = floor * floor
     for k in range(0, K, BLOCK):
         ok = row_ok[:, None] & (columns[None, :] < K - k)
         tile = tl.load(v_rows[:, None] + (k + columns)[None, :], mask=ok, other=0.0).to(tl.float32)
-        tile = tile / scale[:, None]
+        tile = quotient(tile, scale[:, None])
         total += tl.sum(tile * tile, 1)
-    return scale * tl.sqrt(total)
+    return scale * root(total)
 
 
 @triton.jit
@@ -69,7 +72,7 @@ def row_block(pid, rows, BLOCK_R: tl.constexpr, INDEX64: tl.constexpr):
 
 @triton.jit
 def partial_norms(
-    v, scales, squares, norms, rows, inner, length, per_split, eps,
+    v, scales, squares, norms, rows, inner, length, per_split, eps: tl.float64,
     OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
@@ -93,40 +96,44 @@ def partial_norms(
         total += tl.sum(tile * tile, 1)
         largest = tl.maximum(largest, tl.max(tl.abs(tile), 1))
     scale = tl.full([BLOCK_R], 1.0, STATISTICS)
-    root = tl.sqrt(tl.zeros([BLOCK_R], STATISTICS) + eps)
+    floor = root(tl.full([BLOCK_R], eps, STATISTICS))
     if tl.max(is_unsafe(total).to(tl.int32), 0) > 0:
         if norms is not None:
-            largest = tl.maximum(largest, root)
+            largest = tl.maximum(largest, floor)
         scale = tl.where(is_unsafe(total), usable_scale(largest), scale)
         total = tl.zeros([BLOCK_R], STATISTICS)
         for e in range(begin, end, BLOCK_E):
             ok = row_ok[:, None] & (e + columns < end)[None, :]
             at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
-            tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) / scale[:, None]
+            tile = quotient(tl.load(v + at, mask=ok, other=0.0).to(STATISTICS), scale[:, None])
             total += tl.sum(tile * tile, 1)
     if norms is not None:
-        tl.store(norms + row, scale * tl.sqrt(total + (root / scale) * (root / scale)), mask=row_ok)
+        floor = quotient(floor, scale)
+        tl.store(norms + row, scale * root(total + floor * floor), mask=row_ok)
     else:
         tl.store(scales + split * rows + row, scale, mask=row_ok)
         tl.store(squares + split * rows + row, total, mask=row_ok)
 
 
 @triton.jit
-def combine_norms(scales, squares, norms, rows, splits, eps, STATISTICS: tl.constexpr, BLOCK_R: tl.constexpr):
+def combine_norms(
+    scales, squares, norms, rows, splits, eps: tl.float64, STATISTICS: tl.constexpr, BLOCK_R: tl.constexpr
+):
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     ok = row < rows
-    root = tl.full([BLOCK_R], 0.0, STATISTICS) + tl.sqrt(tl.zeros([BLOCK_R], STATISTICS) + eps)
-    largest = root
+    floor = root(tl.full([BLOCK_R], eps, STATISTICS))
+    largest = floor
     for s in range(splits):
         square = tl.load(squares + s * rows + row, mask=ok, other=0.0)
         scale = tl.load(scales + s * rows + row, mask=ok, other=0.0)
         largest = tl.maximum(largest, tl.where(square == 0, 0.0, scale))
     common = usable_scale(largest)
-    total = (root / common) * (root / common)
+    floor = quotient(floor, common)
+    total = floor * floor
     for s in range(splits):
-        ratio = tl.load(scales + s * rows + row, mask=ok, other=0.0) / common
+        ratio = quotient(tl.load(scales + s * rows + row, mask=ok, other=0.0), common)
         total += tl.load(squares + s * rows + row, mask=ok, other=0.0) * ratio * ratio
-    tl.store(norms + row, common * tl.sqrt(total), mask=ok)
+    tl.store(norms + row, common * root(total), mask=ok)
 
 
 @triton.jit

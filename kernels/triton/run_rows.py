@@ -82,7 +82,7 @@ def _launch(view: View, v: Tensor) -> _Launch:
         block_e = min(2048, max(16, triton.next_power_of_2(view.length)))
         block_r = min(2048 // block_e, triton.next_power_of_2(view.rows))
     blocks = triton.cdiv(view.rows, block_r)
-    splits = max(1, min(triton.cdiv(view.length, 8 * block_e), 512 // blocks))
+    splits = max(1, min(triton.cdiv(view.length, 8 * block_e), rows.MOST_SPLITS // blocks))
     per_split = triton.cdiv(triton.cdiv(view.length, splits), block_e) * block_e
     splits = max(1, triton.cdiv(view.length, max(1, per_split)))
     constants = {
@@ -107,15 +107,7 @@ def row_norms(v: Tensor, g: Tensor, dim: Dim, eps: float) -> Tensor:
     rows.partial_norms[launch.grid](v, parts[0], parts[1], None, *sizes, **launch.constants)
     combine = (triton.cdiv(view.rows, 128),)
     rows.combine_norms[combine](
-        parts[0],
-        parts[1],
-        norms,
-        view.rows,
-        launch.splits,
-        eps,
-        STATISTICS=tl_type(v.dtype),
-        BLOCK_R=128,
-        **launch_options(),
+        *parts, norms, view.rows, launch.splits, eps, STATISTICS=tl_type(v.dtype), BLOCK_R=128, **launch_options()
     )
     return norms
 

@@ -27,8 +27,11 @@ def clamped(start, size, BLOCK: tl.constexpr, INDEX64: tl.constexpr):
 
 
 @triton.jit
-def scale_at(g, norms, index, ok, gain_step):
-    """g/n of an index; without norms g holds that already. ok may be None, where every index is inside."""
+def scale_at(g, norms, index, ok, gain_step, IN_LOOP: tl.constexpr = False):
+    """g/n of an index; without norms g holds that already. ok may be None, where every index is inside.
+
+    IN_LOOP: with the quick quotient. The exact one needs registers that a matmul's loop does not have.
+    """
     if ok is None:
         scale = tl.load(g + index * gain_step).to(tl.float32)
     else:
@@ -38,7 +41,7 @@ def scale_at(g, norms, index, ok, gain_step):
             norm = tl.load(norms + index * gain_step)
         else:
             norm = tl.load(norms + index * gain_step, mask=ok, other=0.0)
-        scale = gain_over_norm(scale, norm)
+        scale = gain_over_norm(scale, norm, IN_LOOP)
     return scale
 
 

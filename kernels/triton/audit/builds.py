@@ -36,11 +36,16 @@ class Dtypes(NamedTuple):
 
     @property
     def element(self) -> int:
-        return 4 if self.activations == "fp32" else 2
+        return int(self.activations.strip("bfp")) // 8
+
+    @property
+    def statistics(self) -> str:
+        return "fp64" if self.weights == "fp64" else "fp32"
 
 
 BF16, FP16, FP32 = Dtypes("bf16", "bf16"), Dtypes("fp16", "fp16"), Dtypes("fp32", "fp32")
 TF32 = Dtypes("fp32", "fp32", rounded=True)
+FP64 = Dtypes("fp64", "fp64")  # the matrix products are the vendor's, the rest is ours
 BF16_MIXED, FP16_MIXED = Dtypes("bf16", "fp32"), Dtypes("fp16", "fp32")
 DTYPES = (BF16, FP16, TF32, FP32, BF16_MIXED, FP16_MIXED)
 
@@ -104,6 +109,7 @@ OTHER_KERNELS = {
     "scale_channels": "affine",
     "many_row_norms": "multi",
 }
+_FLOAT64_MODULES = ("rows", "affine")
 KERNELS = {**MATMUL_KERNELS, **OTHER_KERNELS}
 
 # A 3×3 convolution of 256 channels, padding 1, on 56×56 images in channels-last memory.
@@ -328,7 +334,7 @@ _OTHER_MODES = {
 
 
 def _others(kernel: str, target: str) -> Iterator[Build]:
-    for dtypes in (BF16, FP16, FP32):
+    for dtypes in (BF16, FP16, FP32, *((FP64,) if OTHER_KERNELS[kernel] in _FLOAT64_MODULES else ())):
         for mode in _OTHER_MODES.get(kernel, (Mode("", {}),)):
             if mode.name != "guarded" or dtypes == FP16:
                 yield _other(kernel, target, dtypes, mode)
@@ -337,7 +343,7 @@ def _others(kernel: str, target: str) -> Iterator[Build]:
 def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
     constants: dict[str, Constant] = {
         "GAIN": "output", "SINGLE_PASS": True, "RELU": True, "INDEX64": False, "OUTER_IS_ONE": True,
-        "STATISTICS": "fp32", "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "SUM_FAR": False,
+        "STATISTICS": dtypes.statistics, "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "SUM_FAR": False,
         "FIELDS": 6, **NORM_TILES, "DTYPE": dtypes.weights, "MIXED": False,
         "BLOCK_R": 128 if kernel == "combine_norms" else 1, "BLOCK_E": 2048,
         **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),

@@ -19,7 +19,7 @@ from wnfused.kernels.triton.audit.builds import Build
 from wnfused.kernels.triton.audit.facts import Facts
 
 Progress = Callable[[int, int, str], None]
-_FLOAT32_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db", "factor", "sums"}
+_STATISTICS_POINTERS = {"norms", "partial", "squares_out", "squares", "dots", "scales", "db", "factor", "sums"}
 _WEIGHT_POINTERS = {"v", "w", "g", "bias", "dw", "dv", "dg"}
 
 
@@ -96,8 +96,8 @@ def _specialised(kernel: Any, build: Build) -> tuple[dict[str, str], dict[str, A
             signature[name] = "constexpr"
             values[name] = _constant(name, constants[name] if name in constants else sizes[name])
             continue
-        signature[name] = "i32" if name in sizes else _type(name, build)
-        if signature[name] != "fp32" and int(sizes.get(name) or 0) % 16 == 0:  # pointers are aligned too
+        signature[name] = "i32" if name in sizes else parameter.annotation_type or _type(name, build)
+        if not signature[name].startswith("fp") and int(sizes.get(name) or 0) % 16 == 0:  # pointers are aligned too
             known[(i,)] = [["tt.divisibility", 16]]
         if signature[name].startswith("*") and build.target.startswith("gfx"):  # as for tensors of up to 2 GB
             known[(i,)].append(["tt.pointer_range", 32])
@@ -107,7 +107,7 @@ def _specialised(kernel: Any, build: Build) -> tuple[dict[str, str], dict[str, A
 def _constant(name: str, value: Any) -> Any:
     import triton.language as tl
 
-    types = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
+    types = {"fp64": tl.float64, "fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
     return types[value] if name in ("STATISTICS", "DTYPE") else value
 
 
@@ -118,8 +118,8 @@ def _type(name: str, build: Build) -> str:
         return "fp32"
     if name == "g" and dict(build.constants).get("norms", 0) is None:  # g/n, which is kept in float32
         return "*fp32"
-    if name in _FLOAT32_POINTERS or (name == "dw" and build.kernel.startswith("depthwise")):
-        return "*fp32"
+    if name in _STATISTICS_POINTERS or (name == "dw" and build.kernel.startswith("depthwise")):
+        return "*" + build.dtypes.statistics
     return "*" + (build.dtypes.weights if name in _WEIGHT_POINTERS else build.dtypes.activations)
 
 

@@ -60,6 +60,12 @@ def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu:
     return y
 
 
+def _weight(x: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: Dim) -> Tensor:
+    """w as the vendor multiplies it with x; a float32 weight under 16-bit activations is rounded as it is written."""
+    mixed = v.dtype == torch.float32 and x.dtype.itemsize == 2
+    return normalized(v, g, norms, dim, x.dtype if mixed else v.dtype).to(x.dtype)
+
+
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool, norms: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -69,8 +75,7 @@ def linear(
         y = x @ v.t()
         scale_output(y.view(-1, v.shape[0]), g, norms, bias, relu)
         return y, norms  # itself, not a view of it: users may change it in place
-    w = normalized(v, g, norms, dim, v.dtype)
-    y = F.linear(x, w.to(x.dtype), None if bias is None else bias.to(x.dtype))
+    y = F.linear(x, _weight(x, v, g, norms, dim), None if bias is None else bias.to(x.dtype))
     return y.relu_() if relu else y, norms
 
 
@@ -81,7 +86,7 @@ def linear_backward(
     rows = dy.reshape(dy.numel() // v.shape[0] if v.shape[0] else x[..., 0:1].numel(), v.shape[0])
     dx = dv = dg = db = None
     if mask[0]:
-        dx = dy @ normalized(v, g, norms, dim, v.dtype).to(dy.dtype)
+        dx = dy @ _weight(dy, v, g, norms, dim)
     if mask[1] or mask[2]:
         dw = rows.t() @ x.reshape(rows.shape[0], v.shape[1])
         dv, dg = project(_like(dw, v, dim), v, g, norms, dim, mask[1], mask[2])
@@ -113,8 +118,8 @@ def convolution(
         y = torch.ops.aten.convolution(x, v, None, *geometry)
         if 0 < y.numel() < v.numel():
             return scale_output(_dense(y), g, norms, bias, relu), norms
-    w = normalized(v, g, norms, dim, v.dtype)
-    y = torch.ops.aten.convolution(x, w.to(x.dtype), None if bias is None else bias.to(x.dtype), *geometry)
+    w = _weight(x, v, g, norms, dim)
+    y = torch.ops.aten.convolution(x, w, None if bias is None else bias.to(x.dtype), *geometry)
     if relu:  # of one dimension y is a view, and what is saved must not be: changes in place would go unnoticed
         y = y.relu() if y._is_view() else y.relu_()
     return y, norms
@@ -142,7 +147,7 @@ def convolution_backward(
     want_dw = mask[1] or mask[2]
     dx = dv = dg = None
     if mask[0] or want_dw:
-        w = normalized(v, g, norms, dim, v.dtype).to(x.dtype)
+        w = _weight(x, v, g, norms, dim)
         dx, dw, _ = torch.ops.aten.convolution_backward(dy, x, w, None, *geometry, [mask[0], want_dw, False])
     if want_dw:
         dv, dg = project(_like(dw, v, dim), v, g, norms, dim, mask[1], mask[2])

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from triton.runtime.errors import OutOfResources
+from triton_cases import DEVICE, DTYPE_IDS, DTYPES, gains, tensors
 
 import wnfused
-from wnfused.kernels.triton import dtypes, rules, run_conv, run_linear, support, tune
+from wnfused.kernels.triton import dtypes, measure, rules, run_conv, run_linear, run_linear_backward, support, tune
 from wnfused.kernels.triton.rules import TARGETS, Plan, Problem, Target
 from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
 from wnfused.ops import backends
@@ -88,7 +89,7 @@ def test_rows_that_cannot_be_read_wide_get_small_tiles() -> None:
     """An odd size, an address or a step that is no multiple of 16: as triton's launcher sees them."""
 
     def tile(x: torch.Tensor, v: torch.Tensor) -> Tile:
-        return run_linear.plan_of("linear", 4096, 4096, 4096, x, v).tile
+        return tune.plan(run_linear.problem_of("linear", 4096, 4096, 4096, x, v), CPU).tile
 
     x, v = torch.empty(8, 64), torch.empty(32, 64)
     assert tile(x, v).m == 128
@@ -190,6 +191,55 @@ def test_candidates_that_do_not_fit_are_passed_over() -> None:
     assert tune.tune([PROBLEM], CPU, seconds)[PROBLEM].mode == "vendor"
 
 
+def test_an_error_of_the_device_ends_the_tuning() -> None:
+    """After one, every other call fails too: what is measured then says nothing."""
+
+    def seconds(problem: Problem, plan: Plan) -> float:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        tune.tune([PROBLEM], CPU, seconds)
+
+
+LAYERS = {
+    "linear": measure.Layer("linear", 32, 64, 48),
+    "odd": measure.Layer("linear", 9, 10, 11),
+    "images": measure.Layer("conv", 2, 16, 32, 4),
+}
+
+
+@pytest.mark.parametrize(("dtype", "weights"), DTYPES, ids=DTYPE_IDS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_is_tuned_is_what_a_layer_asks_for(
+    name: str, dtype: torch.dtype, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[Problem] = set()
+
+    def vendor(problem: Problem, device: torch.device) -> Plan:
+        asked.add(rules.bucketed(problem))
+        return Plan("vendor", TILES["sm_80"]["16-bit"][0])
+
+    monkeypatch.setattr(tune, "plan", vendor)
+    layer, all_of_them = LAYERS[name], [True] * 4
+    shape = (layer.size, layer.size) if layer.kind == "conv" else ()
+    (x, dy, v) = tensors(
+        ((layer.batch, layer.inputs, *shape), dtype),
+        ((layer.batch, layer.outputs, *shape), dtype),
+        ((layer.outputs, layer.inputs, *(3 for _ in shape)), weights),
+    )
+    g = gains(v, 0)
+    if shape:
+        x, dy, v = (t.contiguous(memory_format=torch.channels_last) for t in (x, dy, v))
+        geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        _, norms = run_conv.forward(x, v, g, None, geometry, 0, 0.0, False)
+        run_conv.backward(dy, x, v, g, norms, None, geometry, 0, all_of_them)
+    else:
+        _, norms = run_linear.forward(x, v, g, None, 0, 0.0, False)
+        run_linear.forward(x, v, g, None, 0, 0.0, False, norms)
+        run_linear_backward.backward(dy, x, v, g, norms, None, 0, True, all_of_them)
+    assert set(measure.calls(layer, dtype, weights, DEVICE)) == asked
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "null", '{"made for": {}}', b"\x80\x00".decode("latin1"), '{"made for": 3, "winners": []}'],
@@ -201,6 +251,17 @@ def test_a_corrupt_file_is_ignored_with_one_line(content: str, caplog: pytest.Lo
         tune.plan(PROBLEM._replace(k=64), CPU)
     assert len(caplog.records) == 1
     assert str(tune.cache_file(CPU)) in caplog.text
+
+
+def test_a_user_without_a_home_has_no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WNFUSED_TUNE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert tune.plan(PROBLEM, CPU) == rules.plan_by_rule(PROBLEM, A100)
 
 
 @pytest.mark.parametrize("field", ["triton", "device", "kernels"])

@@ -8,8 +8,9 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import rules, run_conv, run_linear, run_linear_backward, run_rows, support, tune
-from wnfused.kernels.triton.dtypes import linear_dtypes
 from wnfused.kernels.triton.rules import Plan, Problem
+
+Calls = dict[Problem, Callable[[Plan], object]]  # a layer's problems, each with what runs it under a plan
 
 
 class Layer(NamedTuple):
@@ -38,13 +39,15 @@ LAYERS = (
 
 
 def tune_layers(
-    layers: Sequence[Layer], dtype: torch.dtype, device: torch.device, progress: Callable[[Layer], None]
-) -> dict[Problem, Plan]:
+    layers: Sequence[Layer], dtype: torch.dtype, weights: torch.dtype, device: torch.device,
+    progress: Callable[[Layer], None],
+) -> dict[Problem, Plan]:  # fmt: skip
+    """The winners for activations of one dtype and weights of another, or the same."""
     winners: dict[Problem, Plan] = {}
     for layer in layers:
         progress(layer)
         with support.on_device(device):
-            measurable = (_linear if layer.kind == "linear" else _conv)(layer, dtype, device)
+            measurable = calls(layer, dtype, weights, device)
             winners |= tune.tune(measurable, device, lambda problem, plan, m=measurable: _time(m[problem], plan))
     return winners
 
@@ -53,53 +56,48 @@ def _time(call: Callable[[Plan], object], plan: Plan) -> float:
     return triton.testing.do_bench(lambda: call(plan), return_mode="median") * 1e-3
 
 
-def _linear(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Problem, Callable[[Plan], object]]:
-    """Each of the layer's problems with what runs it under a plan."""
+def calls(layer: Layer, dtype: torch.dtype, weights: torch.dtype, device: torch.device) -> Calls:
+    found = (_linear if layer.kind == "linear" else _conv)(layer, dtype, weights, device)
+    return {rules.bucketed(problem): call for problem, call in found.items()}
+
+
+def _linear(layer: Layer, dtype: torch.dtype, weights: torch.dtype, device: torch.device) -> Calls:
     m, k, n = layer.batch, layer.inputs, layer.outputs
-    x, v = torch.randn(m, k, dtype=dtype, device=device), torch.randn(n, k, dtype=dtype, device=device)
-    g, dy = torch.ones(n, 1, dtype=dtype, device=device), torch.randn(m, n, dtype=dtype, device=device)
+    x, v = torch.randn(m, k, dtype=dtype, device=device), torch.randn(n, k, dtype=weights, device=device)
+    g, dy = torch.ones(n, 1, dtype=weights, device=device), torch.randn(m, n, dtype=dtype, device=device)
     norms = run_rows.row_norms(v, g, 0, 0.0)
-    dtypes = linear_dtypes(x, v)
-    forward = Problem("linear", m, n, k, dtypes, single_pass_allowed=True)
-    dx = Problem("linear_dx", m, k, n, dtypes)
-    dw = Problem("linear_dw", n, k, m, dtypes)
-    return _bucketed(
-        {
-            forward: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, plan=plan),
-            dx: _backward(
-                run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [True, False, False, False]
-            ),
-            dw: _backward(run_linear_backward.backward, (dy, x, v, g, norms, None, 0, True), [False, True, True, True]),
-        }
-    )
+    alone = run_linear.forward_gain(x, v, 0) == "output"  # the forward may find the norms on its way
+    forward, known = (run_linear.problem_of("linear", m, n, k, x, v, single) for single in (alone, False))
+    dx, dw = run_linear_backward.problems(x, v)
+    arguments = (dy, x, v, g, norms, None, 0, True)
+    return {
+        known: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, norms, plan),
+        forward: lambda plan: run_linear.forward(x, v, g, None, 0, 0.0, False, None, plan),
+        dx: _backward(run_linear_backward.backward, arguments, [True, False, False, False]),
+        dw: _backward(run_linear_backward.backward, arguments, [False, True, True, True]),
+    }
 
 
-def _conv(layer: Layer, dtype: torch.dtype, device: torch.device) -> dict[Problem, Callable[[Plan], object]]:
+def _conv(layer: Layer, dtype: torch.dtype, weights: torch.dtype, device: torch.device) -> Calls:
     def images(channels: int) -> Tensor:
         t = torch.randn(layer.batch, channels, layer.size, layer.size, dtype=dtype, device=device)
         return t.contiguous(memory_format=torch.channels_last)
 
     x, dy = images(layer.inputs), images(layer.outputs)
-    v = torch.randn(layer.outputs, layer.inputs, 3, 3, dtype=dtype, device=device)
+    v = torch.randn(layer.outputs, layer.inputs, 3, 3, dtype=weights, device=device)
     v = v.contiguous(memory_format=torch.channels_last)
-    g = torch.ones(layer.outputs, 1, 1, 1, dtype=dtype, device=device)
+    g = torch.ones(layer.outputs, 1, 1, 1, dtype=weights, device=device)
     geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     norms = run_rows.row_norms(v, g, 0, 0.0)
     walk = run_conv.walk_of(v, [1, 1], [1, 1], [1, 1], 1)
-    forward = run_conv.gather_problem(x, dy, v, walk)
-    dx, dw = run_conv.scatter_problem(dy, x, v, walk), run_conv.weight_problem(dy, x, v, walk)
     arguments = (dy, x, v, g, norms, None, geometry, 0)
-    return _bucketed(
-        {
-            forward: lambda plan: run_conv.forward(x, v, g, None, geometry, 0, 0.0, False, plan=plan),
-            dx: _backward(run_conv.backward, arguments, [True, False, False, False]),
-            dw: _backward(run_conv.backward, arguments, [False, True, True, True]),
-        }
-    )
-
-
-def _bucketed(calls: dict[Problem, Callable[[Plan], object]]) -> dict[Problem, Callable[[Plan], object]]:
-    return {rules.bucketed(problem): call for problem, call in calls.items()}
+    return {
+        run_conv.gather_problem(x, dy, v, walk): lambda plan: run_conv.forward(
+            x, v, g, None, geometry, 0, 0.0, False, plan=plan
+        ),
+        run_conv.scatter_problem(dy, x, v, walk): _backward(run_conv.backward, arguments, [True, False, False, False]),
+        run_conv.weight_problem(dy, x, v, walk): _backward(run_conv.backward, arguments, [False, True, True, True]),
+    }
 
 
 def _backward(run: Callable[..., object], arguments: tuple, mask: list[bool]) -> Callable[[Plan], object]:

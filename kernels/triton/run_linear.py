@@ -34,13 +34,11 @@ def forward_gain(x: Tensor, v: Tensor, dim: Dim) -> str | None:
     return "weight" if narrow and v.dtype == torch.float32 else "output"
 
 
-def plan_of(kernel: str, m: int, n: int, k: int, x: Tensor, v: Tensor, single_pass: bool = False) -> Plan:
+def problem_of(kernel: str, m: int, n: int, k: int, x: Tensor, v: Tensor, single_pass: bool = False) -> Problem:
     # As triton's launcher sees it: addresses that are multiples of 16 bytes, sizes and steps that are multiples of 16.
     aligned = all(size % 16 == 0 for size in (*v.shape, v.stride(0), *x.stride()[-2:-1], x.data_ptr(), v.data_ptr()))
     near = not index64(x, v) and max(m * n, m * k, n * k) < 2**31
-    dtypes = linear_dtypes(x, v)
-    problem = Problem(kernel, m, n, k, dtypes, single_pass_allowed=single_pass, aligned=aligned and near)
-    return tune.plan(problem, x.device)
+    return Problem(kernel, m, n, k, linear_dtypes(x, v), single_pass_allowed=single_pass, aligned=aligned and near)
 
 
 def forward(
@@ -55,7 +53,7 @@ def forward(
         return run_vendor.linear(x, v, g, bias, dim, eps, relu, norms)
     gain = forward_gain(x, v, dim)
     may_single = norms is None and dim == 0 and gain == "output"
-    plan = plan or plan_of("linear", m, n, k, x, v, may_single)
+    plan = plan or tune.plan(problem_of("linear", m, n, k, x, v, may_single), x.device)
     if plan.mode == "vendor":
         return run_vendor.linear(x, v, g, bias, dim, eps, relu, norms)
     single = may_single and plan.mode == "single pass"

@@ -11,11 +11,11 @@ import torch
 import triton
 from torch import Tensor
 
-from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor
+from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor, tune
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
-from wnfused.kernels.triton.rules import Plan
+from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows
-from wnfused.kernels.triton.run_linear import matrix, plan_of, supported
+from wnfused.kernels.triton.run_linear import matrix, problem_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
 from wnfused.kernels.triton.support import launch_options
 
@@ -77,17 +77,26 @@ def backward(
     mask: list[bool], plans: tuple[Plan, Plan] | None = None,
 ) -> Gradients:  # fmt: skip
     """(dx, dv, dg, db) as asked for."""
-    n, k = v.shape
     empty = dy.numel() == 0 or x.numel() == 0 or v.numel() == 0
     if empty or not supported(x, v):
         return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
-    m = x.numel() // k
-    plans = plans or (plan_of("linear_dx", m, k, n, x, v), plan_of("linear_dw", n, k, m, x, v))
+    plans = plans or backward_plans(x, v)
     return run_vendor.side_by_side(
         mask, plans,
         vendor=lambda asked: run_vendor.linear_backward(dy, x, v, g, norms, y, dim, asked),
         kernels=lambda asked: _by_kernels(dy, x, v, g, norms, y, dim, biased, asked, *plans),
     )  # fmt: skip
+
+
+def problems(x: Tensor, v: Tensor) -> tuple[Problem, Problem]:
+    """Those of dx and dW."""
+    m, (n, k) = x.numel() // v.shape[1], v.shape
+    return problem_of("linear_dx", m, k, n, x, v), problem_of("linear_dw", n, k, m, x, v)
+
+
+def backward_plans(x: Tensor, v: Tensor) -> tuple[Plan, Plan]:
+    dx, dw = problems(x, v)
+    return tune.plan(dx, x.device), tune.plan(dw, x.device)
 
 
 def _by_kernels(

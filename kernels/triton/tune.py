@@ -64,7 +64,10 @@ def _header(device: torch.device) -> dict[str, str]:
 
 @functools.cache
 def _winners(device: torch.device) -> dict[Problem, Plan]:
-    file = cache_file(device)
+    try:
+        file = cache_file(device)
+    except RuntimeError:  # a user without a home folder has no winners either
+        return {}
     try:
         content = json.loads(file.read_text())
         header = _header(device)
@@ -143,13 +146,18 @@ def _modes(problem: Problem, tile: Tile, family: str) -> tuple[str, ...]:
 def tune(
     problems: Iterable[Problem], device: torch.device, seconds: Callable[[Problem, Plan], float]
 ) -> dict[Problem, Plan]:
-    """The fastest plan of each problem; ``seconds`` measures one, and raises where it does not fit the device."""
+    """The fastest plan of each problem; ``seconds`` measures one, and raises where it does not fit the device.
+
+    An error of the device itself ends it: nothing that is measured after one counts.
+    """
     target, winners = support.target_of(device), {}
     for problem in map(rules.bucketed, problems):
         times: dict[Plan, float] = {}
         for candidate in candidates(problem, target):
             try:
                 times[candidate] = seconds(problem, candidate)
+            except torch.AcceleratorError:
+                raise
             except (RuntimeError, TritonError) as error:  # too much shared memory, too many registers
                 log.info("%s with %s: %s", problem.kernel, candidate, str(error).splitlines()[0])
         if times:

@@ -5,10 +5,18 @@ from typing import Any
 
 from wnfused.cli.commands import command, fail
 
+_DTYPES = ("bfloat16", "float16", "float32")
+
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="the GPU to measure on (default: cuda)")
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--dtype", default="bfloat16", choices=_DTYPES, help="of the activations (default: bfloat16)")
+    parser.add_argument(
+        "--weights", default="float32", choices=_DTYPES, help="of the weights (default: float32, as autocast has them)"
+    )
+    parser.add_argument(
+        "--fp32-precision", choices=("ieee", "tf32"), help="of float32 products (default: torch's, as your flags are)"
+    )
     parser.add_argument(
         "--linear", action="append", default=[], metavar="M,IN,OUT", help="a linear layer to tune, instead of the usual"
     )
@@ -30,14 +38,27 @@ def tune(args: argparse.Namespace) -> int:
         device, layers = torch.device(args.device), [_linear_layer(text) for text in args.linear] or measure.LAYERS
     except (RuntimeError, ValueError) as error:
         return fail(f"tune: {str(error).splitlines()[0]}", code=2)
+    dtype, weights = getattr(torch, args.dtype), getattr(torch, args.weights)
+    if weights not in (dtype, torch.float32):
+        return fail(f"tune: --weights: expected {args.dtype} or float32 under {args.dtype} activations", code=2)
     if reason := measure.why_not(device):
         return fail(f"tune: {reason}")
+    try:
+        plans.cache_file(device).parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
+        return fail(f"tune: the winners cannot be kept ({error}); name a folder in WNFUSED_TUNE_DIR")
+    if args.fp32_precision:
+        torch.backends.cuda.matmul.fp32_precision = args.fp32_precision
+        torch.backends.cudnn.conv.fp32_precision = args.fp32_precision  # type: ignore[attr-defined]
     if args.clear:
         plans.cache_file(device).unlink(missing_ok=True)
         plans.forget()
-    winners = measure.tune_layers(
-        layers, getattr(torch, args.dtype), device, lambda layer: print(f"measuring {layer} …", flush=True)
-    )
+    try:
+        winners = measure.tune_layers(
+            layers, dtype, weights, device, lambda layer: print(f"measuring {layer} …", flush=True)
+        )
+    except torch.AcceleratorError as error:
+        return fail(f"tune: the GPU failed, nothing is kept: {str(error).splitlines()[0]}")
     for problem, plan in winners.items():
         sizes = f"m={problem.m} n={problem.n} k={problem.k}"
         print(f"{problem.kernel} {sizes}: {plan.mode}, {plan.tile}, splits {plan.splits}")

@@ -47,11 +47,14 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, seconds: float
         steps = {
             peer: _under_autocast(training_step(with_weight_norm(plain, peer), x), device, dtype) for peer in PEERS
         }
-        return interleave(steps, seconds=seconds, slice_seconds=0.02)
+    return interleave(steps, seconds=seconds, slice_seconds=0.02)
 
 
 def _under_autocast(step: Callable[[], None], device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """The step, with the GPU's work finished when it returns: launches alone are not what is measured."""
+    """The step, with the GPU's work finished when it returns: launches alone are not what is measured.
+
+    Every step enters autocast anew, as training does: an outer one would keep the plain layer's cast weight for all.
+    """
 
     def finished() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
@@ -71,6 +74,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
+    if device.type == "cuda":
+        wnfused.backend("triton")  # or an error: a quiet fallback would be measured under its name
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     environment = f"wnfused {wnfused.__version__}, torch {torch.__version__}, {name}"
     print(f"Ratios to the plain layer, forward + backward, interleaved; {environment}.\n")

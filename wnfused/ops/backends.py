@@ -35,7 +35,7 @@ _registry: dict[str, Backend] = {}
 _AUTO_ORDER = ("triton", "native", "torch")
 _chosen = "auto"
 _said: set[str] = set()  # what the log was told of automatic choices
-_resolved: dict[str, Backend] = {}  # device type -> what "auto" or the explicit choice came to
+_resolved: dict[torch.device, Backend] = {}  # what "auto" or the explicit choice came to; two GPUs may differ
 
 
 def register(backend: Backend) -> None:
@@ -65,9 +65,9 @@ def _why_not(name: str, device: torch.device) -> str | None:
 
 def resolve(device: torch.device) -> Backend:
     """The backend that serves tensors on ``device`` under the current choice."""
-    found = _resolved.get(device.type)
+    found = _resolved.get(device)
     if found is None:
-        found = _resolved[device.type] = _resolve(device)
+        found = _resolved[device] = _resolve(device)
     return found
 
 

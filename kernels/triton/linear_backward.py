@@ -129,7 +129,7 @@ def weight_gradient_tile(
         v_at = v + out_row[:, None] * v_stride + column[None, :]
         v_tile = tl.load(v_at, mask=ok, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if ONE_PASS:
-        inverse = gain_over_norm(1.0, tl.load(norms + out_row, mask=row_ok, other=0.0))
+        inverse = gain_over_norm(1.0, tl.load(norms + out_row, mask=row_ok, other=0.0), True)  # registers are scarce
         gain = tl.load(g + out_row, mask=row_ok, other=0.0).to(tl.float32)
         share = tl.load(dots + out_row, mask=row_ok, other=0.0) * (gain * inverse)
         acc -= share[:, None] * (v_tile * inverse[:, None])

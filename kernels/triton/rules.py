@@ -47,6 +47,11 @@ def bucket(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up. Outside a kernel triton's own takes ten times as long, and a launch asks for several."""
+    return -(-a // b)
+
+
 def bucketed(problem: Problem) -> Problem:
     return problem._replace(
         m=bucket(problem.m), n=bucket(problem.n), k=bucket(problem.k), repeats=bucket(problem.repeats)
@@ -67,7 +72,7 @@ LARGE_CONVOLUTION = 2**30
 
 
 def _tiles_of(problem: Problem, tile: Tile) -> int:
-    return -(-problem.m // tile.m) * -(-problem.n // tile.n) * problem.repeats
+    return cdiv(problem.m, tile.m) * cdiv(problem.n, tile.n) * problem.repeats
 
 
 def _tile(problem: Problem, target: Target) -> Tile:
@@ -93,7 +98,7 @@ def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     if (
         problem.single_pass_allowed
         and single_pass_pays(tile, target.family, problem.dtypes)
-        and -(-problem.m // tile.m) <= 4
+        and cdiv(problem.m, tile.m) <= 4
     ):
         return "single pass"
     return "norms first"

@@ -4,12 +4,11 @@ import math
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
 from wnfused.kernels.triton.dtypes import convolution_dtypes, precision
-from wnfused.kernels.triton.rules import Plan, Problem
+from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows, new_scales
 from wnfused.kernels.triton.run_linear import supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
@@ -107,8 +106,8 @@ def gather_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Proble
 
 
 def scatter_problem(source: Tensor, out: Tensor, v: Tensor, walk: Walk) -> Problem:
-    pixels = out.shape[0] * math.prod(triton.cdiv(o, s) for o, s in zip(sizes_of(out), walk.stride, strict=True))
-    taps = math.prod(triton.cdiv(k, s) for k, s in zip(walk.kernel, walk.stride, strict=True))
+    pixels = out.shape[0] * math.prod(cdiv(o, s) for o, s in zip(sizes_of(out), walk.stride, strict=True))
+    taps = math.prod(cdiv(k, s) for k, s in zip(walk.kernel, walk.stride, strict=True))
     c, repeats = v.shape[0] // walk.groups, walk.groups * math.prod(walk.stride)
     dtypes, alignment = convolution_dtypes(source, v), _alignment((source, out), v, walk)
     return Problem("scatter", pixels, v.shape[1], c * taps, dtypes, repeats, **alignment)
@@ -140,7 +139,7 @@ def gather(
     pixels = batch * math.prod(out_sizes)
     if is_depthwise(v, source, groups):
         weight, place, gains, step = _depthwise_gain(v, g, norms, dim, source)
-        depthwise.depthwise_gather[(triton.cdiv(pixels, 64) * triton.cdiv(groups, 32),)](
+        depthwise.depthwise_gather[(cdiv(pixels, 64) * cdiv(groups, 32),)](
             source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
             *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
             **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
@@ -149,7 +148,7 @@ def gather(
         return
     n, c = v.shape[0] // groups, v.shape[1]
     gain = _gain("gather", source, v, g, norms, scales, dim, groups)
-    conv.gather[(triton.cdiv(pixels, plan.tile.m) * triton.cdiv(n, plan.tile.n), groups)](
+    conv.gather[(cdiv(pixels, plan.tile.m) * cdiv(n, plan.tile.n), groups)](
         source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
@@ -180,10 +179,10 @@ def scatter(
     batch, sizes, out_sizes = source.shape[0], sizes_of(source), sizes_of(out)
     geometry = (*walk.stride, *walk.padding, *walk.dilation, *_modular(walk.stride, walk.dilation))
     phases = math.prod(walk.stride)
-    pixels = batch * math.prod(triton.cdiv(o, s) for o, s in zip(out_sizes, walk.stride, strict=True))
+    pixels = batch * math.prod(cdiv(o, s) for o, s in zip(out_sizes, walk.stride, strict=True))
     if is_depthwise(v, source, groups):
         weight, place, gains, step = _depthwise_gain(v, g, norms, dim, source)
-        depthwise.depthwise_scatter[(triton.cdiv(pixels, 64) * triton.cdiv(groups, 32), phases)](
+        depthwise.depthwise_scatter[(cdiv(pixels, 64) * cdiv(groups, 32), phases)](
             source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
             *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
             **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
@@ -192,7 +191,7 @@ def scatter(
         return
     c, n = v.shape[0] // groups, v.shape[1]
     gain = _gain("scatter", source, v, g, norms, scales, dim, groups)
-    conv.scatter[(triton.cdiv(pixels, plan.tile.m) * triton.cdiv(n, plan.tile.n), groups * phases)](
+    conv.scatter[(cdiv(pixels, plan.tile.m) * cdiv(n, plan.tile.n), groups * phases)](
         source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
@@ -314,18 +313,18 @@ def _weight_gradient(
     pixels = near[0].shape[0] * math.prod(sizes_of(near[0]))
     alone = is_depthwise(v, near[0], groups)
     # Only a norm per row can be finished from shares; a depthwise gradient always comes in float32 shares.
-    splits = min(triton.cdiv(pixels, 4096), 1024) if alone else plan.splits
+    splits = min(cdiv(pixels, 4096), 1024) if alone else plan.splits
     splits = splits if dim == 0 else 1
     block = 64 if alone else plan.tile.k
-    per_split = triton.cdiv(triton.cdiv(pixels, splits), block) * block
-    splits = triton.cdiv(pixels, per_split)
+    per_split = cdiv(cdiv(pixels, splits), block) * block
+    splits = cdiv(pixels, per_split)
     shared = splits > 1 or (alone and dim == 0)
     dw = torch.empty((splits, v.numel()), dtype=torch.float32 if shared or alone else v.dtype, device=v.device)
     (a, mask_a), (b, mask_b) = near, far
     sums = norms.new_empty((splits, (b if transposed else a).shape[1])) if mask[3] else None
     sizes = (*sizes_of(b), *sizes_of(a), *walk.stride, *walk.padding, *walk.dilation, *strides_of(a), *strides_of(b))
     if alone:
-        depthwise.depthwise_weight_gradient[(triton.cdiv(groups, 32) * taps, splits)](
+        depthwise.depthwise_weight_gradient[(cdiv(groups, 32) * taps, splits)](
             a, b, mask_a, mask_b, dw, sums, a.shape[0], groups, *sizes, v.stride(0), *strides_of(v)[2:],
             v.numel(), per_split,
             **_kernel_sizes(walk), SUM_FAR=transposed, INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32,
@@ -333,10 +332,10 @@ def _weight_gradient(
         )  # fmt: skip
         dots, columns = None, 0
     else:
-        columns = taps * triton.cdiv(c, plan.tile.n)
+        columns = taps * cdiv(c, plan.tile.n)
         dots = norms.new_empty((columns, v.shape[0])) if dim == 0 and not shared else None
         tile = plan.tile
-        conv.weight_gradient[(triton.cdiv(n, tile.m) * columns, groups * splits)](
+        conv.weight_gradient[(cdiv(n, tile.m) * columns, groups * splits)](
             a, b, mask_a, mask_b, v, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
             v.numel(), v.shape[0], per_split, splits,
             **_kernel_sizes(walk), SUM_FAR=transposed, PRECISION=precision(convolution_dtypes(a, v)),

@@ -1,10 +1,10 @@
 """Launches of the last step of a backward pass (finish.py), for linear and convolution layers."""
 
 import torch
-import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import finish
+from wnfused.kernels.triton.rules import bucket, cdiv
 from wnfused.kernels.triton.run_rows import Dim, index64
 from wnfused.kernels.triton.support import launch_options
 
@@ -27,10 +27,10 @@ def finish_rows(
     dv = (torch.empty_like(v) if from_splits or dw.dtype != v.dtype else dw.view(-1)) if want_dv else None
     db = None if sums is None else sums.new_empty(sums.shape[1])
     sum_parts, channels = (0, 0) if sums is None else sums.shape
-    block_e = min(2048, max(16, triton.next_power_of_2(length)))
-    block_r = min(2048 // block_e, triton.next_power_of_2(rows))
+    block_e = min(2048, max(16, bucket(length)))
+    block_r = min(2048 // block_e, bucket(rows))
     parts = dw.shape[0] if from_splits else parts
-    finish.finish_weight[(triton.cdiv(rows, block_r) + triton.cdiv(channels, BLOCK_C),)](
+    finish.finish_weight[(cdiv(rows, block_r) + cdiv(channels, BLOCK_C),)](
         dw, v, g, norms, dots, dv, dg, scales, sums, db, rows, length, parts, v.numel(), channels, sum_parts,
         FROM_SPLITS=from_splits, INDEX64=index64(dw), BLOCK_R=block_r, BLOCK_E=block_e, BLOCK_C=BLOCK_C,
         **launch_options(),

@@ -1,12 +1,11 @@
 """Launches of a linear layer's forward kernels, from tensors and a plan."""
 
 import torch
-import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import linear, run_vendor, tune
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
-from wnfused.kernels.triton.rules import Plan, Problem
+from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, row_norms
 from wnfused.kernels.triton.support import launch_options
 
@@ -72,21 +71,21 @@ def _launch_forward(
     gain: str, single: bool, plan: Plan,
 ) -> None:  # fmt: skip
     (m, k), n, tile = x.shape, v.shape[0], plan.tile
-    per_split = triton.cdiv(triton.cdiv(k, plan.splits), tile.k) * tile.k
-    splits = triton.cdiv(k, per_split)
+    per_split = cdiv(cdiv(k, plan.splits), tile.k) * tile.k
+    splits = cdiv(k, per_split)
     partial = torch.empty((splits, m, n), dtype=torch.float32, device=x.device) if splits > 1 else None
     squares = torch.empty((splits, n), dtype=torch.float32, device=x.device) if splits > 1 and single else None
     step = 0 if dim is None else 1
     bias = None if bias is None else bias.contiguous()
     wide = index64(x, v, y, partial)
-    linear.linear_forward[(triton.cdiv(m, tile.m) * triton.cdiv(n, tile.n), splits)](
+    linear.linear_forward[(cdiv(m, tile.m) * cdiv(n, tile.n), splits)](
         x, v, g, norms, bias, y, partial, squares, m, n, k, x.stride(0), v.stride(0), y.stride(0), step, eps, per_split,
         GAIN=gain, SINGLE_PASS=single, SPLIT=splits > 1, RELU=relu, EVEN=k % tile.k == 0,
         PRECISION=precision(linear_dtypes(x, v)), INDEX64=wide, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
         **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     if partial is not None:
-        linear.finish_linear[(triton.cdiv(m, 16) * triton.cdiv(n, 64),)](
+        linear.finish_linear[(cdiv(m, 16) * cdiv(n, 64),)](
             partial, squares, v, g, norms, bias, y, m, n, k, v.stride(0), y.stride(0), step, eps, splits,
             GAIN=gain, SINGLE_PASS=single, RELU=relu, INDEX64=wide, BLOCK_M=16, BLOCK_N=64, **launch_options(),
         )  # fmt: skip

@@ -8,12 +8,11 @@ comes from a pass over dy, and the weight gradient's kernel writes dv at once. *
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor, tune
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
-from wnfused.kernels.triton.rules import Plan, Problem
+from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows
 from wnfused.kernels.triton.run_linear import matrix, problem_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
@@ -134,7 +133,7 @@ def _form(layer: _Layer, biased: bool, mask: list[bool], plan: Plan) -> str | No
     # Shares of a sum over many rows are added by the second step; float16 cannot hold every dy·g/n that one pass reads.
     exact = layer.y is not None and not biased and layer.dim == 0 and layer.x.dtype != torch.float16
     m, n = layer.dy.shape
-    short = m <= ROWS_IN_ONE_PASS * triton.cdiv(n, BLOCK_C)
+    short = m <= ROWS_IN_ONE_PASS * cdiv(n, BLOCK_C)
     return "one pass" if exact and short and plan.splits == 1 else "two steps"
 
 
@@ -146,19 +145,19 @@ def _room(layer: _Layer, mask: list[bool], form: str | None, dx_plan: Plan) -> _
         scaled = torch.empty(dy.shape, dtype=dy.dtype, device=dy.device)
         factor = layer.norms.new_empty(1) if dy.dtype == torch.float16 else None
     rows = dy.shape[0] if form == "one pass" else _rows_per_part(dy.shape[0])
-    sums = layer.norms.new_empty((triton.cdiv(dy.shape[0], rows), dy.shape[1])) if mask[3] else None
+    sums = layer.norms.new_empty((cdiv(dy.shape[0], rows), dy.shape[1])) if mask[3] else None
     return _Prepared(scaled, factor, sums, rows)
 
 
 def _rows_per_part(m: int) -> int:
-    return max(ROWS_PER_PART, triton.cdiv(triton.cdiv(m, MOST_PARTS), BLOCK_P) * BLOCK_P)
+    return max(ROWS_PER_PART, cdiv(cdiv(m, MOST_PARTS), BLOCK_P) * BLOCK_P)
 
 
 def _prepare(layer: _Layer, prepared: _Prepared, dots: Tensor | None, dg: Tensor | None) -> None:
     if not prepared.wanted:
         return
     dy, (m, n) = layer.dy, layer.dy.shape
-    prepare.prepare_gradient[(triton.cdiv(n, BLOCK_C) * triton.cdiv(m, prepared.rows),)](
+    prepare.prepare_gradient[(cdiv(n, BLOCK_C) * cdiv(m, prepared.rows),)](
         dy, layer.y, layer.g, layer.norms, prepared.scaled, prepared.factor, prepared.sums, dots, dg,
         m, n, dy.stride(0), layer.y_stride, prepared.rows,
         MIXED=layer.mixed, INDEX64=index64(dy, layer.y, prepared.scaled), BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
@@ -171,7 +170,7 @@ def _few_rows(layer: _Layer, mask: list[bool], plan: Plan) -> Gradients:
     (m, n), k = dy.shape, v.shape[1]
     dv = torch.empty_like(v) if mask[1] else None
     dg = torch.empty_like(layer.g) if mask[2] else None
-    few_rows.few_rows_weight_gradient[(triton.cdiv(n, tile.n),)](
+    few_rows.few_rows_weight_gradient[(cdiv(n, tile.n),)](
         dy, x, layer.y, v, layer.g, layer.norms, dv, dg, m, n, k, dy.stride(0), x.stride(0), layer.y_stride, k,
         MIXED=layer.mixed, EVEN=k % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, x, v),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, **launch_options(tile.warps, tile.stages),
@@ -196,10 +195,10 @@ def _two_steps(layer: _Layer, mask: list[bool], prepared: _Prepared, scales: Ten
     v, (m, n), k, tile = layer.v.contiguous(), layer.dy.shape, layer.v.shape[1], plan.tile
     splits, per_split = 1, m
     if layer.dim == 0 and plan.splits > 1:
-        per_split = triton.cdiv(triton.cdiv(m, plan.splits), tile.k) * tile.k
-        splits = triton.cdiv(m, per_split)
+        per_split = cdiv(cdiv(m, plan.splits), tile.k) * tile.k
+        splits = cdiv(m, per_split)
     dw = torch.empty((splits, n, k), dtype=torch.float32 if splits > 1 else v.dtype, device=v.device)
-    tiles_k = triton.cdiv(k, tile.n)
+    tiles_k = cdiv(k, tile.n)
     dots = layer.norms.new_empty((tiles_k, n)) if splits == 1 and layer.dim == 0 else None
     _launch_dw(layer, dw, dots, prepared, plan, splits=splits, per_split=per_split)
     if layer.dim != 0:
@@ -214,9 +213,9 @@ def _launch_dw(
 ) -> None:  # fmt: skip
     dy, x, v, tile = layer.dy, layer.x, layer.v.contiguous(), plan.tile
     (m, n), k = dy.shape, v.shape[1]
-    first = triton.cdiv(n, BLOCK_C) * triton.cdiv(m, prepared.rows) if prepared.wanted else 0
+    first = cdiv(n, BLOCK_C) * cdiv(m, prepared.rows) if prepared.wanted else 0
     even = m % tile.k == 0 and (splits == 1 or per_split % tile.k == 0)
-    linear_backward.linear_weight_gradient[(first + triton.cdiv(n, tile.m) * triton.cdiv(k, tile.n), splits)](
+    linear_backward.linear_weight_gradient[(first + cdiv(n, tile.m) * cdiv(k, tile.n), splits)](
         dy, x, layer.y, v, layer.g, layer.norms, dw, dots, prepared.scaled, prepared.factor, prepared.sums,
         m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split, prepared.rows,
         ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=layer.precision,
@@ -236,7 +235,7 @@ def _input_gradient(layer: _Layer, prepared: _Prepared, scales: Tensor | None, p
     if prepared.scaled is not None:
         gain, dy, y = "none" if prepared.factor is None else "guarded", prepared.scaled, None
     gains, divisors = (layer.g, layer.norms) if scales is None else (scales, None)
-    linear_backward.linear_input_gradient[(triton.cdiv(m, tile.m) * triton.cdiv(k, tile.n),)](
+    linear_backward.linear_input_gradient[(cdiv(m, tile.m) * cdiv(k, tile.n),)](
         dy, w, gains, divisors, y, prepared.factor, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
         GAIN=gain, EVEN=n % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, w, dx, y),

@@ -1,5 +1,6 @@
 """Launches of the row kernels (rows.py): norms, the normalized weight and its backward, on weights in memory order."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -7,6 +8,7 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import rows
+from wnfused.kernels.triton.rules import bucket, cdiv
 from wnfused.kernels.triton.support import launch_options
 
 Dim = int | None
@@ -39,6 +41,8 @@ def index64(*tensors: Tensor | None) -> bool:
 
 
 def _reach(t: Tensor) -> int:
+    if t.is_contiguous():
+        return t.numel()
     return sum((size - 1) * abs(step) for size, step in zip(t.shape, t.stride(), strict=True) if size > 1) + 1
 
 
@@ -74,19 +78,24 @@ class _Launch(NamedTuple):
 
 
 def _launch(view: View, v: Tensor) -> _Launch:
+    return _launch_of(view, tl_type(v.dtype), index64(v))
+
+
+@functools.lru_cache(maxsize=4096)
+def _launch_of(view: View, statistics: triton.language.dtype, wide: bool) -> _Launch:
     """Tiles of 2048 elements: across rows first where those are neighbours in memory, else along; long rows split."""
     if view.outer > 1 and view.inner < 32:
-        block_r = min(64, triton.next_power_of_2(view.rows))
+        block_r = min(64, bucket(view.rows))
         block_e = 2048 // block_r
     else:
-        block_e = min(2048, max(16, triton.next_power_of_2(view.length)))
-        block_r = min(2048 // block_e, triton.next_power_of_2(view.rows))
-    blocks = triton.cdiv(view.rows, block_r)
-    splits = max(1, min(triton.cdiv(view.length, 8 * block_e), rows.MOST_SPLITS // blocks))
-    per_split = triton.cdiv(triton.cdiv(view.length, splits), block_e) * block_e
-    splits = max(1, triton.cdiv(view.length, max(1, per_split)))
+        block_e = min(2048, max(16, bucket(view.length)))
+        block_r = min(2048 // block_e, bucket(view.rows))
+    blocks = cdiv(view.rows, block_r)
+    splits = max(1, min(cdiv(view.length, 8 * block_e), rows.MOST_SPLITS // blocks))
+    per_split = cdiv(cdiv(view.length, splits), block_e) * block_e
+    splits = max(1, cdiv(view.length, max(1, per_split)))
     constants = {
-        "OUTER_IS_ONE": view.outer == 1, "STATISTICS": tl_type(v.dtype), "INDEX64": index64(v),
+        "OUTER_IS_ONE": view.outer == 1, "STATISTICS": statistics, "INDEX64": wide,
         "BLOCK_R": block_r, "BLOCK_E": block_e, **launch_options(),
     }  # fmt: skip
     return _Launch((blocks, splits), per_split, constants)
@@ -105,7 +114,7 @@ def row_norms(v: Tensor, g: Tensor, dim: Dim, eps: float) -> Tensor:
         return norms
     parts = norms.new_empty((2, launch.splits, view.rows))
     rows.partial_norms[launch.grid](v, parts[0], parts[1], None, *sizes, **launch.constants)
-    combine = (triton.cdiv(view.rows, 128),)
+    combine = (cdiv(view.rows, 128),)
     rows.combine_norms[combine](
         *parts, norms, view.rows, launch.splits, eps, STATISTICS=tl_type(v.dtype), BLOCK_R=128, **launch_options()
     )

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import affine
-from wnfused.kernels.triton.rules import Plan
+from wnfused.kernels.triton.rules import Plan, cdiv
 from wnfused.kernels.triton.run_finish import Gradients
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms, tl_type
 from wnfused.kernels.triton.support import launch_options
@@ -49,7 +48,7 @@ def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu:
     """act(y · g/n + bias) in place, for a dense y [batch, channels, pixels…] with one norm per channel or in all."""
     channels, pixels = y.shape[1], y[0, 0].numel() if y.ndim > 2 else 1
     strides = (y.stride(0), y.stride(1), _pixel_step(y))
-    grid = (triton.cdiv(y.shape[0] * pixels, 64) * triton.cdiv(channels, 64),)
+    grid = (cdiv(y.shape[0] * pixels, 64) * cdiv(channels, 64),)
     affine.scale_channels[grid](
         y, g.contiguous(), norms, None if bias is None else bias.contiguous(), y,
         channels, y.shape[0], pixels, *strides,

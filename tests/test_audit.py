@@ -291,6 +291,19 @@ def test_launches_of_layers_as_on_a_gpu(tmp_path):
             assert len(backward) <= (4 if "per input" in name else 3), name
 
 
+@pytest.mark.parametrize(
+    ("kernel", "mode"),
+    [("weight_gradient", "two steps"), ("depthwise_weight_gradient", "as shipped"), ("finish_weight", "from splits")],
+)
+def test_gradients_past_32_bits_compile(kernel, mode, monkeypatch, tmp_path):
+    """Of transposed layers too, whose bias is summed over the far tensor: variables change their width with INDEX64."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build = shipped(kernel, "sm_80", mode)
+    constants = {name: True if name in ("SUM_FAR", "INDEX64") else value for name, value in build.constants}
+    (row,) = audit_builds([replace(build, constants=tuple(constants.items()), plain=None)])
+    assert row.facts.registers <= 255
+
+
 def test_float64_rows_compile(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (row,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])

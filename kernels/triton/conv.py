@@ -266,8 +266,8 @@ def weight_gradient(
     if dots is not None:
         v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
         tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n_ok)
-    share = split.to(tl.int64) * elements if INDEX64 else split * elements
-    tl.store(dw + share + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
+    part = split.to(tl.int64) * elements if INDEX64 else split * elements
+    tl.store(dw + part + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
     if sums is not None:
         if SUM_FAR:
             if (tile_n == 0) & (tap == 0):

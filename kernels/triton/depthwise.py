@@ -140,8 +140,8 @@ def depthwise_weight_gradient(
         if mask_far is not None:
             far_tile = tl.where(tl.load(mask_far + far_at, mask=far_ok, other=0.0) <= 0, 0.0, far_tile)
         total += near_tile * far_tile
-    share = split.to(tl.int64) * elements if INDEX64 else split * elements
-    tl.store(dw + share + c * v_first + t2 * v2 + t1 * v1 + t0 * v0, tl.sum(total, 0), mask=c_ok)
+    part = split.to(tl.int64) * elements if INDEX64 else split * elements
+    tl.store(dw + part + c * v_first + t2 * v2 + t1 * v1 + t0 * v0, tl.sum(total, 0), mask=c_ok)
     if sums is not None:  # noqa: SIM102 - this test is the compiler's, the next one the program's
         if tap == 0:
             if SUM_FAR:

@@ -48,7 +48,7 @@ def bucket(size: int) -> int:
 
 
 def cdiv(a: int, b: int) -> int:
-    """a / b, rounded up. Outside a kernel triton's own takes ten times as long, and a launch asks for several."""
+    """a / b, rounded up. Outside a kernel triton's own takes microseconds, and a launch asks for several."""
     return -(-a // b)
 
 

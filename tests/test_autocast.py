@@ -86,3 +86,16 @@ def test_autocast_of_an_ensemble(backend: str) -> None:
     assert_close(own, alone)
     own.float().sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in parameters.values())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 30])
+def test_autocast_of_16_bit_weights_with_a_float32_bias(backend: str, rows: int) -> None:
+    layer, x = WNLinear(16, 12), torch.randn(rows, 16)
+    wanted = layer(x)
+    layer.bfloat16()
+    layer.bias.data = layer.bias.data.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    y.float().sum().backward()
+    assert y.dtype == torch.bfloat16 and layer.bias.grad.dtype == torch.float32
+    assert (y - wanted).abs().max() < 0.05 * wanted.abs().max()

@@ -139,6 +139,8 @@ ARGUMENTS: list[tuple[list[str], dict[str, Any], str]] = [
         for key in ("stride", "dilation", "padding")
         for bad in (-1, 1.0, 1.5, True, None, "1", "", (), (1, 1, 1, 1), (1.0,), (True,), [-1], {1: 1}, torch.ones(1))
     ),
+    *((CONVOLUTIONS, {key: 2**31}, f"{key}: expected integers <= 2147483647") for key in ("stride", "dilation")),
+    (CONVOLUTIONS, {"padding": 9223372036854775803}, "padding: expected integers <= 2147483647"),
     (PLAIN, {"padding": "full"}, "padding: expected .*, got 'full'"),
     (PLAIN, {"padding": "SAME"}, "padding: expected .*, got 'SAME'"),
     (PLAIN, {"padding": "same", "stride": 2}, "padding: 'same' needs stride 1, got stride=2"),

@@ -65,6 +65,25 @@ class WeightNormalized(nn.Module):
         self.__dict__.update(plain.__dict__)
         become(self, type(self), nn.Parameter(gain_of(v, dim, eps)), v, dim, eps, activation)
 
+    def forward(self, input: Tensor) -> Tensor:
+        return self._forward(input)
+
+    def _forward(self, input: Tensor, *more: Any) -> Tensor:
+        """One operator of input, gain and direction; inside ``wnfused.frozen`` the plain layer with the kept weight."""
+        frozen = self._frozen
+        if frozen is not None and (plain := frozen.weight_and_bias(self)) is not None:
+            y = self._plain(input, *plain, *more)
+            return y if self.activation is None else y.relu_()
+        return self._fused(input, self.weight_v, self.weight_g, self.bias, *more)
+
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
+        """What the twin computes with this weight."""
+        raise NotImplementedError
+
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
+        """The public function of this layer."""
+        raise NotImplementedError
+
     @property
     def weight(self) -> Tensor:
         """The normalized weight, computed anew from ``weight_g`` and ``weight_v`` and differentiable in both."""

@@ -75,13 +75,11 @@ class WNLinear(WeightNormalized, nn.Linear):
         checks.layer_dtype(type(self).__name__, dtype)
         self._take_over(nn.Linear(in_features, out_features, bias, device, dtype), activation, dim, eps)
 
-    def forward(self, input: Tensor) -> Tensor:
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = F.linear(input, *plain)
-            return y if self.activation is None else y.relu_()
-        return wn_linear(
-            input, self.weight_v, self.weight_g, self.bias, dim=self.dim, eps=self.eps, activation=self.activation
-        )
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
+
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
+        return wn_linear(input, v, g, bias, dim=self.dim, eps=self.eps, activation=self.activation)
 
 
 class _Convolution(WeightNormalized, _ConvNd):
@@ -134,20 +132,29 @@ class _Conv(_Convolution):
         )
         self._take_over(plain, activation, dim, eps)
 
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._conv_forward(input, weight, bias)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "padding_mode": self.padding_mode,
+            "dim": self.dim,
+            "eps": self.eps,
+            "activation": self.activation,
+        }
+
 
 class WNConv1d(_Conv, nn.Conv1d):
     """``nn.Conv1d`` with one norm per output channel (``dim=0``), fused with an optional ReLU."""
 
     twin, spatial = nn.Conv1d, 1
 
-    def forward(self, input: Tensor) -> Tensor:
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = self._conv_forward(input, *plain)
-            return y if self.activation is None else y.relu_()
-        return wn_conv1d(
-            input, self.weight_v, self.weight_g, self.bias, self.stride, self.padding, self.dilation, self.groups,
-            padding_mode=self.padding_mode, dim=self.dim, eps=self.eps, activation=self.activation,
-        )  # fmt: skip
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
+        return wn_conv1d(input, v, g, bias, **self._options())
 
 
 class WNConv2d(_Conv, nn.Conv2d):
@@ -155,14 +162,8 @@ class WNConv2d(_Conv, nn.Conv2d):
 
     twin, spatial = nn.Conv2d, 2
 
-    def forward(self, input: Tensor) -> Tensor:
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = self._conv_forward(input, *plain)
-            return y if self.activation is None else y.relu_()
-        return wn_conv2d(
-            input, self.weight_v, self.weight_g, self.bias, self.stride, self.padding, self.dilation, self.groups,
-            padding_mode=self.padding_mode, dim=self.dim, eps=self.eps, activation=self.activation,
-        )  # fmt: skip
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
+        return wn_conv2d(input, v, g, bias, **self._options())
 
 
 class WNConv3d(_Conv, nn.Conv3d):
@@ -170,14 +171,8 @@ class WNConv3d(_Conv, nn.Conv3d):
 
     twin, spatial = nn.Conv3d, 3
 
-    def forward(self, input: Tensor) -> Tensor:
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = self._conv_forward(input, *plain)
-            return y if self.activation is None else y.relu_()
-        return wn_conv3d(
-            input, self.weight_v, self.weight_g, self.bias, self.stride, self.padding, self.dilation, self.groups,
-            padding_mode=self.padding_mode, dim=self.dim, eps=self.eps, activation=self.activation,
-        )  # fmt: skip
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
+        return wn_conv3d(input, v, g, bias, **self._options())
 
 
 class _ConvTranspose(_Convolution, _ConvTransposeNd):
@@ -219,6 +214,9 @@ class _ConvTranspose(_Convolution, _ConvTransposeNd):
         )
         self._take_over(plain, activation, dim, eps)
 
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        return self._forward(input, self._extra(input, output_size))
+
     def _extra(self, input: Tensor, output_size: Sequence[int] | None) -> Sequence[int]:
         """The output padding that gives ``output_size``, by torch's own rule."""
         if output_size is None:
@@ -226,21 +224,29 @@ class _ConvTranspose(_Convolution, _ConvTransposeNd):
         geometry = (self.stride, self.padding, self.kernel_size, self.spatial, self.dilation)
         return self._output_padding(input, list(output_size), *geometry)  # type: ignore[arg-type]
 
+    def _options(self, output_padding: Sequence[int]) -> dict[str, Any]:
+        return {
+            "stride": self.stride,
+            "padding": self.padding,
+            "output_padding": output_padding,
+            "groups": self.groups,
+            "dilation": self.dilation,
+            "dim": self.dim,
+            "eps": self.eps,
+            "activation": self.activation,
+        }
+
 
 class WNConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
     """``nn.ConvTranspose1d``, weight-normalized. Its ``dim=0`` is the *input* channel, as in torch's weight norm."""
 
     twin, spatial = nn.ConvTranspose1d, 1
 
-    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        extra = self._extra(input, output_size)
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = F.conv_transpose1d(input, *plain, self.stride, self.padding, extra, self.groups, self.dilation)
-            return y if self.activation is None else y.relu_()
-        return wn_conv_transpose1d(
-            input, self.weight_v, self.weight_g, self.bias, self.stride, self.padding, extra, self.groups,
-            self.dilation, dim=self.dim, eps=self.eps, activation=self.activation,
-        )  # fmt: skip
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
+        return F.conv_transpose1d(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
+
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
+        return wn_conv_transpose1d(input, v, g, bias, **self._options(extra))
 
 
 class WNConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
@@ -248,15 +254,11 @@ class WNConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
 
     twin, spatial = nn.ConvTranspose2d, 2
 
-    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        extra = self._extra(input, output_size)
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = F.conv_transpose2d(input, *plain, self.stride, self.padding, extra, self.groups, self.dilation)
-            return y if self.activation is None else y.relu_()
-        return wn_conv_transpose2d(
-            input, self.weight_v, self.weight_g, self.bias, self.stride, self.padding, extra, self.groups,
-            self.dilation, dim=self.dim, eps=self.eps, activation=self.activation,
-        )  # fmt: skip
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
+        return F.conv_transpose2d(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
+
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
+        return wn_conv_transpose2d(input, v, g, bias, **self._options(extra))
 
 
 class WNConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
@@ -264,12 +266,8 @@ class WNConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
 
     twin, spatial = nn.ConvTranspose3d, 3
 
-    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
-        extra = self._extra(input, output_size)
-        if self._frozen is not None and (plain := self._frozen.weight_and_bias(self)) is not None:
-            y = F.conv_transpose3d(input, *plain, self.stride, self.padding, extra, self.groups, self.dilation)
-            return y if self.activation is None else y.relu_()
-        return wn_conv_transpose3d(
-            input, self.weight_v, self.weight_g, self.bias, self.stride, self.padding, extra, self.groups,
-            self.dilation, dim=self.dim, eps=self.eps, activation=self.activation,
-        )  # fmt: skip
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
+        return F.conv_transpose3d(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
+
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
+        return wn_conv_transpose3d(input, v, g, bias, **self._options(extra))

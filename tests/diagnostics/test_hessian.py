@@ -180,10 +180,10 @@ def test_frozen_parameters_are_constants() -> None:
 def test_bad_arguments(change: dict[str, object], message: str) -> None:
     arguments = {"model": small_network(), "loss_fn": F.cross_entropy, "batches": data(), **change}
     with pytest.raises(ValueError, match=f"hessian_norm: {message}"):
-        hessian_norm(**arguments)  # type: ignore[arg-type]
+        hessian_norm(**arguments)
 
 
 def test_batches_must_be_a_list() -> None:
     """A loader gives other batches each time, a generator none the second time."""
     with pytest.raises(TypeError, match=r"hessian_norm: batches: expected a list of \(input, target\), got generator"):
-        hessian_norm(small_network(), F.cross_entropy, (batch for batch in data()))  # type: ignore[arg-type]
+        hessian_norm(small_network(), F.cross_entropy, (batch for batch in data()))

@@ -152,5 +152,5 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="signal_report: x: expected a batch .* got str"):
         signal_report(model, "x")
     with pytest.raises(TypeError, match="signal_report: model: expected a torch.nn.Module, got int"):
-        signal_report(3, torch.randn(2, 3))  # type: ignore[arg-type]
+        signal_report(3, torch.randn(2, 3))
     assert not any(m._forward_hooks for m in model.modules())

@@ -132,7 +132,7 @@ def test_wrong_model() -> None:
     with pytest.raises(ValueError, match="expected weight-normalized layers, found none in Linear"):
         infer_roles(nn.Linear(8, 8), X)
     with pytest.raises(TypeError, match="expected a torch.nn.Module, got str"):
-        infer_roles("model", X)  # type: ignore[arg-type]
+        infer_roles("model", X)
 
 
 @pytest.mark.parametrize("fails", [False, True])

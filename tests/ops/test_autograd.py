@@ -37,7 +37,7 @@ def test_checkpoint(backend: str, reentrant: bool) -> None:
         for leaf in leaves:
             leaf.grad = None
         run(x).sin().sum().backward()
-        return [leaf.grad for leaf in leaves]  # type: ignore[misc]
+        return [leaf.grad for leaf in leaves]
 
     saved = gradients(lambda x: own(x))
     again = gradients(lambda x: checkpoint(own, x, use_reentrant=reentrant))
@@ -88,9 +88,9 @@ def test_retain_graph(backend: str, sample: Sample) -> None:
     tensors = sample.tensors()
     y = scalar(sample.own)(*tensors)
     y.backward(retain_graph=True)
-    once = [t.grad.clone() for t in tensors]  # type: ignore[union-attr]
+    once = [t.grad.clone() for t in tensors]
     y.backward(retain_graph=True)
-    assert all(torch.equal(t.grad, 2 * o) for t, o in zip(tensors, once, strict=True))  # type: ignore[arg-type]
+    assert all(torch.equal(t.grad, 2 * o) for t, o in zip(tensors, once, strict=True))
     assert all(o.any() for o in once)
 
 
@@ -206,7 +206,7 @@ def test_inference_mode(backend: str) -> None:
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_nothing_is_recorded_without_grad_mode(backend: str, context: Callable[[], object]) -> None:
     own, x = model(), torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True)
-    with context():  # type: ignore[attr-defined]
+    with context():
         y = own(x)
     assert y.grad_fn is None and not y.requires_grad
     assert torch.equal(y, own(x))

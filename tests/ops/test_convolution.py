@@ -107,11 +107,11 @@ def test_padding_modes(backend: str, n: int, padding: Any, mode: str) -> None:
         y = run(inputs, padding=padding, padding_mode=mode)
         wide = doubles(*inputs)
         x, v, g, b = wide
-        weights = {"weight": normalized(v, g, 0), "bias": b}  # type: ignore[arg-type]
+        weights = {"weight": normalized(v, g, 0), "bias": b}
         y_wide = torch.func.functional_call(layer, weights, (x,))
         assert_close(y, y_wide, what="y")
         dy = gradient_of(y_wide).float()
-        assert_gradients_close(gradients(y, inputs, dy), gradients(y_wide, wide, dy.double()), v, g, 0)  # type: ignore[arg-type]
+        assert_gradients_close(gradients(y, inputs, dy), gradients(y_wide, wide, dy.double()), v, g, 0)
 
 
 def test_numpy_integers_are_integers(backend: str) -> None:
@@ -120,15 +120,15 @@ def test_numpy_integers_are_integers(backend: str) -> None:
     inputs = make((2, 4, 9), (6, 2, 3), 0, groups=2)
     sizes = {"stride": two, "padding": (one,), "dilation": [one], "groups": two}
     assert_close(run(inputs, **sizes), expected(doubles(*inputs), stride=2, padding=1, groups=2))
-    layer = nn.Conv1d(two, two, two, stride=two, padding=one, dilation=one, groups=two)  # type: ignore[arg-type]
+    layer = nn.Conv1d(two, two, two, stride=two, padding=one, dilation=one, groups=two)
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(layer))
     x = torch.randn(2, 2, 9)
     before = model(x)
     wnfused.convert(model)
     assert_close(model(x), before.double())
-    own = wnfused.WNConv1d(two, two, two, stride=two, padding=one, dilation=one, groups=two)  # type: ignore[arg-type]
+    own = wnfused.WNConv1d(two, two, two, stride=two, padding=one, dilation=one, groups=two)
     assert own(x).shape == before.shape
-    assert wnfused.WNLinear(two, one)(torch.ones(3, 2)).shape == (3, 1)  # type: ignore[arg-type]
+    assert wnfused.WNLinear(two, one)(torch.ones(3, 2)).shape == (3, 1)
 
 
 @each_convolution
@@ -144,7 +144,7 @@ def test_empty_batch(backend: str, x: Shape, v: Shape, arguments: dict[str, Any]
         y = run(inputs, transposed, relu=True, dim=dim, **arguments)
         assert y.shape == expected(inputs, transposed, dim=dim, **arguments).shape
         for own, like in zip(gradients(y, inputs, torch.ones_like(y)), inputs, strict=True):
-            assert own.shape == like.shape  # type: ignore[union-attr]
+            assert own.shape == like.shape
             assert not own.any()  # NaN counts as True
 
 

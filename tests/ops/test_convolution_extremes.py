@@ -37,7 +37,7 @@ def test_extreme_norms(
     dim = arguments["dim"]
     inputs = sided(x, v, transposed, arguments)
     with torch.no_grad():
-        along(inputs[1], dim, EVEN).mul_(scale)  # type: ignore[arg-type]
+        along(inputs[1], dim, EVEN).mul_(scale)
     y = run(inputs, transposed, **arguments)
     wide = doubles(*inputs)
     y_wide = expected(wide, transposed, **arguments)
@@ -56,7 +56,7 @@ def test_extreme_norm_of_the_whole_weight(backend: str, transposed: bool, scale:
     for v in ((6, 6, 3), (160, 160, 3)):
         inputs = make((2, v[0], 4), v, None, transposed=transposed)
         with torch.no_grad():
-            inputs[1].mul_(scale)  # type: ignore[union-attr]
+            inputs[1].mul_(scale)
         check_against_float64(inputs, transposed, dim=None, padding=1)
 
 
@@ -69,8 +69,8 @@ def test_zero_rows_give_zero_weight_and_gradients(
     inputs = sided(x, v, transposed, arguments)
     like = doubles(*inputs)
     with torch.no_grad():
-        along(inputs[1], dim, EVEN).zero_()  # type: ignore[arg-type]
-        along(like[2], dim, EVEN).zero_()  # type: ignore[arg-type]
+        along(inputs[1], dim, EVEN).zero_()
+        along(like[2], dim, EVEN).zero_()
     y, y_wide = run(inputs, transposed, **arguments), expected(like, transposed, **arguments)
     assert_close(y, y_wide, what="y")
     dy = gradient_of(y_wide).float()
@@ -87,9 +87,9 @@ def test_weight_of_zeros(backend: str) -> None:
         inputs = make((2, v[1], 5), v, None)
         _, weight, _, b = inputs
         with torch.no_grad():
-            weight.zero_()  # type: ignore[union-attr]
+            weight.zero_()
         y = run(inputs, dim=None)
-        assert torch.equal(y, b[:, None].expand_as(y))  # type: ignore[index]
+        assert torch.equal(y, b[:, None].expand_as(y))
         dx, dv, dg, db = gradients(y, inputs, torch.ones_like(y))
         assert not dx.any() and not dv.any() and not dg.any()
         assert torch.equal(db, torch.full_like(db, 6.0))
@@ -99,7 +99,7 @@ def test_zero_gain(backend: str) -> None:
     for v in ((6, 4, 3), (160, 160, 3)):
         inputs = make((2, v[1], 5), v, 0)
         with torch.no_grad():
-            inputs[2].zero_()  # type: ignore[union-attr]
+            inputs[2].zero_()
         check_against_float64(inputs)
 
 
@@ -109,13 +109,13 @@ def test_nan_and_infinity_stay_visible(backend: str, v: Shape, relu: bool) -> No
     for bad in (math.nan, math.inf):
         inputs = make((2, v[1], 4), v, 0)
         with torch.no_grad():
-            inputs[1][2, 1, 0] = bad  # type: ignore[index]
+            inputs[1][2, 1, 0] = bad
         y = run(inputs, relu=relu)
         assert y[:, 2].isnan().all()
         assert y[:, [0, 1, 3, 4]].isfinite().all()
     inputs = make((2, v[1], 4), v, 0)
     with torch.no_grad():
-        inputs[0][1, 2, 3] = math.nan  # type: ignore[index]
+        inputs[0][1, 2, 3] = math.nan
     y = run(inputs, relu=relu)
     assert y[1, :, -1].isnan().all()
     assert y[0].isfinite().all()

@@ -41,7 +41,7 @@ def test_channels_last_stays_channels_last(
             assert y.is_contiguous(memory_format=torch.channels_last)
             results = gradients(y, inputs, torch.randn_like(y))
             for own, like in zip(results, inputs, strict=True):
-                assert significant(own) == significant(like)  # type: ignore[arg-type]
+                assert significant(own) == significant(like)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, 3, None])
@@ -61,9 +61,9 @@ def test_output_has_the_strides_torch_gives_it(
     assert y.stride() == plain[2](x, v, b).stride()
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(t) for t in inputs if t is not None]
-        assert run(fakes, transposed, dim=dim).stride() == y.stride()  # type: ignore[arg-type]
+        assert run(fakes, transposed, dim=dim).stride() == y.stride()
     results = gradients(y, inputs, torch.randn_like(y))
-    assert [t.stride() for t in results] == [t.stride() for t in inputs]  # type: ignore[union-attr]
+    assert [t.stride() for t in results] == [t.stride() for t in inputs]
 
 
 def turned(t: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_output_gradients_of_any_layout(
         dy = GRADIENTS[kind](gradient_of(y_wide).float())
         assert dy.shape == y.shape
         own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
-        assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])  # type: ignore[arg-type]
+        assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])
 
 
 def test_inputs_of_any_layout(backend: str) -> None:

@@ -75,7 +75,7 @@ def test_backends_serve_each_others_backward(
             y = run(inputs, transposed, **arguments)
         with wnfused.backend(backward):
             own = gradients(y, inputs, dy)
-        assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])  # type: ignore[arg-type]
+        assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])
 
 
 @one_of_each_side
@@ -106,7 +106,7 @@ def test_no_less_accurate_than_torch(
         torch.manual_seed(seed)
         inputs = sided(x, v, transposed, arguments, dtype=dtype)
         y_own = run(inputs, transposed, **arguments)
-        y_torch = plain[2](inputs[0], torch._weight_norm(inputs[1], inputs[2], dim), inputs[3], **options)  # type: ignore[arg-type]
+        y_torch = plain[2](inputs[0], torch._weight_norm(inputs[1], inputs[2], dim), inputs[3], **options)
         wide = doubles(*inputs)
         y_wide = expected(wide, transposed, **arguments)
         dy = torch.randn_like(y_own)

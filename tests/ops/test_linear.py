@@ -30,16 +30,16 @@ def expected(x: Tensor, v: Tensor, g: Tensor, b: Tensor | None, dim: int | None,
 def check_against_float64(inputs: list[Tensor | None], dim: int | None, eps: float = 0.0, relu: bool = False) -> None:
     x, v, g, b = inputs
     assert x is not None
-    y = wn_linear(x, v, g, b, dim=dim, eps=eps, activation="relu" if relu else None)  # type: ignore[arg-type]
+    y = wn_linear(x, v, g, b, dim=dim, eps=eps, activation="relu" if relu else None)
     wide = doubles(*inputs)
-    y_wide = expected(*wide, dim, eps, relu)  # type: ignore[arg-type]
+    y_wide = expected(*wide, dim, eps, relu)
     assert y.dtype == x.dtype
     assert_close(y, y_wide, what="y")
     dy = torch.randn_like(y)
     if relu:  # near zero the two may fall on different sides: both are right there
         dy = dy * (y_wide.abs() > 0.05 * y_wide.abs().max()).to(dy.dtype)
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
-    assert_gradients_close(own, wanted, wide[1], wide[2], dim)  # type: ignore[arg-type]
+    assert_gradients_close(own, wanted, wide[1], wide[2], dim)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -84,8 +84,8 @@ def test_large_weight_is_walked_in_blocks(m: int) -> None:
 def test_leading_dimensions(backend: str, leading: tuple[int, ...]) -> None:
     _, v, g, b = make(1, 11, 7, 0, torch.float64)
     x = torch.randn(*leading, 11, dtype=torch.float64, requires_grad=True)
-    y = wn_linear(x, v, g, b)  # type: ignore[arg-type]
-    wanted = F.linear(x, normalized(v, g, 0), b)  # type: ignore[arg-type]
+    y = wn_linear(x, v, g, b)
+    wanted = F.linear(x, normalized(v, g, 0), b)
     assert_close(y, wanted)
     dy = torch.randn_like(y)
     inputs = [x, v, g, b]
@@ -114,7 +114,7 @@ def test_layouts(backend: str, m: int, dim: int | None) -> None:
     turned_v = v.detach().t().contiguous().t().requires_grad_()
     y = wn_linear(strided_x, turned_v, g, b, dim=dim)
     wide = doubles(strided_x, turned_v, g, b)
-    y_wide = expected(*wide, dim, 0.0, False)  # type: ignore[arg-type]
+    y_wide = expected(*wide, dim, 0.0, False)
     assert_close(y, y_wide)
     results = gradients(y, [strided_x, turned_v, g, b], torch.ones(()).expand_as(y))
     for own, want in zip(results, gradients(y_wide, wide, torch.ones_like(y_wide)), strict=True):
@@ -157,9 +157,9 @@ def test_extreme_norms(backend: str, scale: float, m: int, dim: int | None) -> N
         else:
             v *= scale
     inputs = [x, v, g, b]
-    y = wn_linear(*inputs, dim=dim)  # type: ignore[arg-type]
+    y = wn_linear(*inputs, dim=dim)
     wide = doubles(*inputs)
-    y_wide = expected(*wide, dim, 0.0, False)  # type: ignore[arg-type]
+    y_wide = expected(*wide, dim, 0.0, False)
     assert_close(y, y_wide)
     dy = torch.randn_like(y)
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
@@ -175,7 +175,7 @@ def test_extreme_norms(backend: str, scale: float, m: int, dim: int | None) -> N
 def test_zero_gain(backend: str) -> None:
     inputs = make(20, 15, 9, 0, torch.float32)
     with torch.no_grad():
-        inputs[2].zero_()  # type: ignore[union-attr]
+        inputs[2].zero_()
     check_against_float64(inputs, 0)
 
 
@@ -183,8 +183,8 @@ def test_nan_and_infinity_stay_visible(backend: str) -> None:
     for m in (2, 20):
         x, v, g, b = make(m, 6, 5, 0, torch.float32)
         with torch.no_grad():
-            v[2, 1] = torch.nan  # type: ignore[index]
-        y = wn_linear(x, v, g, b)  # type: ignore[arg-type]
+            v[2, 1] = torch.nan
+        y = wn_linear(x, v, g, b)
         assert y[:, 2].isnan().all()
         assert y[:, [0, 1, 3, 4]].isfinite().all()
 
@@ -208,10 +208,10 @@ def test_no_less_accurate_than_torch(backend: str, shape: tuple[int, int, int], 
     for seed in range(8):
         torch.manual_seed(seed)
         x, v, g, b = make(*shape, 0, dtype)
-        y_own = wn_linear(x, v, g, b)  # type: ignore[arg-type]
-        y_torch = F.linear(x, torch._weight_norm(v, g, 0), b)  # type: ignore[arg-type]
+        y_own = wn_linear(x, v, g, b)
+        y_torch = F.linear(x, torch._weight_norm(v, g, 0), b)
         wide = doubles(x, v, g, b)
-        y_wide = expected(*wide, 0, 0.0, False)  # type: ignore[arg-type]
+        y_wide = expected(*wide, 0, 0.0, False)
         dy = torch.randn_like(y_own)
         wanted = [y_wide, *gradients(y_wide, wide, dy.double())]
         for i, y in enumerate((y_own, y_torch)):

@@ -47,14 +47,14 @@ def check_against_float64(v: Tensor, g: Tensor, dim: int | None, eps: float = 0.
     before = v.detach().clone(), g.detach().clone()
     w = weight_norm(v, g, dim, eps)
     wide = doubles(v, g)
-    w_wide = normalized(*wide, dim, eps)  # type: ignore[arg-type]
+    w_wide = normalized(*wide, dim, eps)
     assert w.dtype == v.dtype
     assert_close(w, w_wide, what="w")
     dw = gradient_of(w_wide).to(v.dtype)
     kept = dw.clone()
     (dv, dg), (dv_wide, dg_wide) = gradients(w, [v, g], dw), gradients(w_wide, wide, dw.double())
     # dv = (g / n) (dw - c u), and c = dg: the subtracted terms are about dw and c in size
-    terms = (dv_wide.abs().max() + (dg_wide * wide[1] / norms(wide[0], dim)).abs().max()).item()  # type: ignore[arg-type, operator]
+    terms = (dv_wide.abs().max() + (dg_wide * wide[1] / norms(wide[0], dim)).abs().max()).item()
     assert_close(dv, dv_wide, what="dv", terms=terms)
     assert_close(dg, dg_wide, what="dg")
     assert torch.equal(v, before[0]) and torch.equal(g, before[1]) and torch.equal(dw, kept)
@@ -148,7 +148,7 @@ def test_layouts_of_the_gradient(backend: str, layout: str) -> None:
         v, g = make((6, 9), dim)
         wide = doubles(v, g)
         own = gradients(weight_norm(v, g, dim), [v, g], dw)
-        for a, b in zip(own, gradients(normalized(*wide, dim), wide, dw.double()), strict=True):  # type: ignore[arg-type]
+        for a, b in zip(own, gradients(normalized(*wide, dim), wide, dw.double()), strict=True):
             assert_close(a, b)
         assert own[0].stride() == v.stride()
 
@@ -204,7 +204,7 @@ def test_zero_rows(backend: str, shape: Shape, dim: int | None, dtype: torch.dty
     for t in (w, dv, dg):
         assert not rows_of(t, dim, EVEN).any()  # NaN counts as True
     if dim is not None:
-        w_wide = normalized(*wide, dim)  # type: ignore[arg-type]
+        w_wide = normalized(*wide, dim)
         assert_close(rows_of(w, dim, ODD), rows_of(w_wide, dim, ODD))
         assert rows_of(dv, dim, ODD).isfinite().all()
         assert rows_of(dg, dim, ODD).any()
@@ -227,11 +227,11 @@ def test_extreme_norms(backend: str, shape: Shape, dim: int | None, scale: float
     with torch.no_grad():
         rows_of(v, dim, EVEN).mul_(scale)
     wide = doubles(v, g)
-    w, w_wide = weight_norm(v, g, dim), normalized(*wide, dim)  # type: ignore[arg-type]
+    w, w_wide = weight_norm(v, g, dim), normalized(*wide, dim)
     assert_close(w, w_wide, what="w")
     dw = gradient_of(w_wide).float()
     (dv, dg), (dv_wide, dg_wide) = gradients(w, [v, g], dw), gradients(w_wide, wide, dw.double())
-    terms = dg_wide * wide[1] / norms(wide[0], dim)  # type: ignore[arg-type, operator]
+    terms = dg_wide * wide[1] / norms(wide[0], dim)
     for rows in (EVEN, ODD):
         size = rows_of(terms, dim, rows).abs().max().item()
         assert_close(rows_of(dv, dim, rows), rows_of(dv_wide, dim, rows), what="dv", terms=size)
@@ -243,9 +243,9 @@ def test_small_gradients_in_half_precision(backend: str, dim: int | None) -> Non
     """Their products with u are below float16's smallest number, but dg, their sum, is not."""
     v, g = make((300, 400), dim, torch.float16)
     wide = doubles(v, g)
-    dw = (gradient_of(normalized(*wide, dim)) * 1e-5).half()  # type: ignore[arg-type]
+    dw = (gradient_of(normalized(*wide, dim)) * 1e-5).half()
     own = gradients(weight_norm(v, g, dim), [v, g], dw)
-    wanted = gradients(normalized(*wide, dim), wide, dw.double())  # type: ignore[arg-type]
+    wanted = gradients(normalized(*wide, dim), wide, dw.double())
     assert_close(own[1], wanted[1], what="dg")
 
 
@@ -310,7 +310,7 @@ def test_no_less_accurate_than_torch(backend: str, shape: Shape, dim: int | None
         torch.manual_seed(seed)
         v, g = make(shape, dim, dtype)
         wide = doubles(v, g)
-        w_wide = normalized(*wide, dim)  # type: ignore[arg-type]
+        w_wide = normalized(*wide, dim)
         dw = gradient_of(w_wide).to(dtype)
         wanted = [w_wide, *gradients(w_wide, wide, dw.double())]
         for i, w in enumerate((weight_norm(v, g, dim), torch._weight_norm(v, g, -1 if dim is None else dim))):

@@ -56,7 +56,7 @@ def as_channels_last(t: Tensor | None) -> Tensor:
 def run(inputs: Inputs, transposed: bool = False, relu: bool = False, **arguments: Any) -> Tensor:
     v = inputs[1]
     assert v is not None
-    return OWN[v.ndim - 2, transposed](*inputs, activation="relu" if relu else None, **arguments)  # type: ignore[operator]
+    return OWN[v.ndim - 2, transposed](*inputs, activation="relu" if relu else None, **arguments)
 
 
 def expected(
@@ -85,17 +85,17 @@ def check_against_float64(inputs: Inputs, transposed: bool = False, relu: bool =
     y = run(inputs, transposed, relu, **arguments)
     wide = doubles(*inputs)
     y_wide = expected(wide, transposed, relu, **arguments)
-    assert y.dtype == inputs[0].dtype  # type: ignore[union-attr]
+    assert y.dtype == inputs[0].dtype
     assert_close(y, y_wide, what="y")
     dy = gradient_of(y_wide).to(y.dtype)
     if relu and y.numel():  # near zero the two may fall on different sides: both are right there
         dy = dy * (y_wide.abs() > 0.05 * y_wide.abs().max()).to(dy.dtype)
     kept = dy.clone()
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
-    assert_gradients_close(own, wanted, wide[1], wide[2], arguments.get("dim", 0))  # type: ignore[arg-type]
+    assert_gradients_close(own, wanted, wide[1], wide[2], arguments.get("dim", 0))
     assert torch.equal(dy, kept)
     for t, was in zip(inputs, before, strict=True):
-        assert was is None or torch.equal(t, was)  # type: ignore[arg-type]
+        assert was is None or torch.equal(t, was)
 
 
 # Weights large beside the activations: the native kernel then scales the output or the input instead of the weight.

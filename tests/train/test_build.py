@@ -14,7 +14,7 @@ BATCH = torch.randn(16, *SHAPE, generator=torch.Generator().manual_seed(0))
 
 
 def build(**settings: str) -> nn.Module:
-    return network(Config(model="resnet8", **settings), SHAPE, 10, lambda: BATCH)  # type: ignore[arg-type]
+    return network(Config(model="resnet8", **settings), SHAPE, 10, lambda: BATCH)
 
 
 def gains(model: nn.Module) -> Tensor:

@@ -17,7 +17,7 @@ def test_the_defaults_are_valid_and_filled_in():
     assert (config.init, config.crop, config.flip) == ("robust", 0, False)
     assert dataclasses.replace(config, epochs=3).epochs == 3
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.epochs = 3  # type: ignore[misc]
+        config.epochs = 3
 
 
 def test_what_depends_on_other_fields():

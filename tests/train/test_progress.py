@@ -123,7 +123,7 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             opened[-1]["closed"] = True
 
     stand_in = types.ModuleType("torch.utils.tensorboard")
-    stand_in.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    stand_in.SummaryWriter = SummaryWriter
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stand_in)
     train(config(epochs=2, tensorboard=True), tmp_path / "a")
     train(config(epochs=3, tensorboard=True), tmp_path / "a", resume=True)

@@ -260,7 +260,7 @@ def test_no_more_compilers_at_once_than_cores(workshop: Workshop, monkeypatch: p
     processes: list[subprocess.Popen[str]] = []
     alive: list[int] = []
 
-    class Counted(subprocess.Popen):  # type: ignore[type-arg]
+    class Counted(subprocess.Popen):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             alive.append(sum(p.poll() is None for p in processes) + 1)
             super().__init__(*args, **kwargs)

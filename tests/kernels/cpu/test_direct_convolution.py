@@ -97,7 +97,7 @@ def test_values_and_gradients(x: Shape, v: Shape, arguments: dict[str, Any], thr
         torch.set_num_threads(before)
     largest, rms = errors(y, y_wide)
     assert largest < 1e-5 and rms < 1e-6
-    assert_gradients_close(own, wanted, wide[1], wide[2], 0)  # type: ignore[arg-type]
+    assert_gradients_close(own, wanted, wide[1], wide[2], 0)
 
 
 @given(
@@ -124,7 +124,7 @@ def test_any_shape(
     largest, rms = errors(y, y_wide)
     assert largest < 1e-5 and rms < 2e-6
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
-    assert_gradients_close(own, wanted, wide[1], wide[2], 0)  # type: ignore[arg-type]
+    assert_gradients_close(own, wanted, wide[1], wide[2], 0)
 
 
 @pytest.mark.parametrize("wanted", ["x", "v", "g", "b", "xb", "vg", "vb"])

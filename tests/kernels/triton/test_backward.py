@@ -38,7 +38,7 @@ def run(
     saved = y if relu else None
     own = run_linear_backward.backward(dy, x, v, g, norms.float(), saved, 0, biased, mask, how)
     dy_wide, x_wide, v_wide, g_wide, y_wide = wide(dy, x, v, g, saved)
-    wanted = formulas.linear_backward(dy_wide, x_wide, v_wide, g_wide, None, y_wide, 0, 0.0, biased, mask)  # type: ignore[arg-type]
+    wanted = formulas.linear_backward(dy_wide, x_wide, v_wide, g_wide, None, y_wide, 0, 0.0, biased, mask)
     assert_all_close(own, wanted, x.dtype)
     return own
 
@@ -85,7 +85,7 @@ def test_extreme_norms(size: float, dx: str, dw: str) -> None:
     inputs[1] *= size
     inputs[1][::4] = 0.0
     _, dv, dg, _ = run(inputs, plans(torch.float32, dx, dw))
-    assert not dv[::4].any() and not dg[::4].any()  # type: ignore[index]
+    assert not dv[::4].any() and not dg[::4].any()
 
 
 @pytest.mark.parametrize("dw", ["few rows", "two steps"])
@@ -107,7 +107,7 @@ def test_the_gain_before_and_inside_the_loop(dtype: torch.dtype, weights: torch.
             for mode, mask in (("in registers", ALL), ("scaled first", ALL), ("scaled first", [True, *[False] * 3]))
         ]
         if dtype != torch.float16:
-            assert all(torch.equal(found[0], other) for other in found[1:])  # type: ignore[arg-type]
+            assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @pytest.mark.parametrize("weights", [torch.float16, torch.float32], ids=str)
@@ -187,11 +187,11 @@ def test_few_rows_keep_the_digits_of_a_small_dot() -> None:
     dw = (dy.double().t() @ x.double()).float()
     v = v - (v * dw).sum(1, keepdim=True) / dw.square().sum(1, keepdim=True) * dw * 0.999  # nearly orthogonal to dW
     _, _, dg, _ = run([x, v, g, b], plans(torch.bfloat16, "scaled first", "few rows"), dy=dy)
-    _, _, wanted, _ = formulas.linear_backward(*wide(dy, x, v, g), None, None, 0, 0.0, True, ALL)  # type: ignore[arg-type]
+    _, _, wanted, _ = formulas.linear_backward(*wide(dy, x, v, g), None, None, 0, 0.0, True, ALL)
     once = (v / v.norm(dim=1, keepdim=True)).to(torch.bfloat16)
     rounded = (dy.double() * (x.double() @ once.double().t())).sum(0)[:, None]
 
     def error(found: Tensor) -> float:
-        return float((found.double().cpu() - wanted).norm() / wanted.norm())  # type: ignore[operator, union-attr]
+        return float((found.double().cpu() - wanted).norm() / wanted.norm())
 
-    assert error(dg) < 0.02 < 0.2 < error(rounded)  # type: ignore[arg-type]
+    assert error(dg) < 0.02 < 0.2 < error(rounded)

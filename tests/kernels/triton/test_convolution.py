@@ -51,12 +51,12 @@ def check(
     x, v, g, b = inputs
     plan = plan or Plan("norms first", tiles(x.dtype)[0], 2)  # the rule would send some of these to cuDNN
     y, norms = run_conv.forward(x, v, g, b, geometry, dim, 0.0, relu, plan=plan)
-    y_wide, _ = formulas.convolution(*wide(*inputs), *geometry, dim, 0.0, relu)  # type: ignore[arg-type]
+    y_wide, _ = formulas.convolution(*wide(*inputs), *geometry, dim, 0.0, relu)
     assert_close(y.cpu(), y_wide, what="y")
     dy, saved = torch.randn_like(y), y if relu else None
     own = run_conv.backward(dy, x, v, g, norms, saved, geometry, dim, mask, (plan, plan))
     arguments = wide(dy, x, v, g, None, saved)
-    wanted = formulas.convolution_backward(*arguments, *geometry, dim, 0.0, mask)  # type: ignore[arg-type]
+    wanted = formulas.convolution_backward(*arguments, *geometry, dim, 0.0, mask)
     assert_all_close(own, wanted, x.dtype)
     return y, own
 
@@ -123,7 +123,7 @@ def test_strided_and_expanded_tensors() -> None:
     y, norms = run_conv.forward(x, v, g, b, geometry, 0, 0.0, False)
     dy = torch.ones((), device=DEVICE).expand(y.shape)
     own = run_conv.backward(dy, x, v, g, norms, None, geometry, 0, ALL)
-    wanted = formulas.convolution_backward(*wide(dy, x, v, g, norms, None), *geometry, 0, 0.0, ALL)  # type: ignore[arg-type]
+    wanted = formulas.convolution_backward(*wide(dy, x, v, g, norms, None), *geometry, 0, 0.0, ALL)
     assert_all_close(own, wanted, torch.float32)
 
 
@@ -152,7 +152,7 @@ def test_the_same_bits_twice() -> None:
         for a, again in zip(first, run_conv.forward(x, v, g, b, geometry, 0, 0.0, True), strict=True):
             assert torch.equal(a, again)
         arguments = (torch.randn_like(first[0]), x, v, g, first[1], first[0], geometry, 0, ALL)
-        for a, again in zip(run_conv.backward(*arguments), run_conv.backward(*arguments), strict=True):  # type: ignore[arg-type]
+        for a, again in zip(run_conv.backward(*arguments), run_conv.backward(*arguments), strict=True):
             assert a is not None and again is not None and torch.equal(a, again)
 
 
@@ -184,7 +184,7 @@ def test_images_one_pixel_wide(relu: bool) -> None:
     assert dy.stride(-1) == 5
     own = run_conv.backward(dy, x, v, gains(v, 0), norms, y if relu else None, geometry, 0, ALL)
     wanted = torch.where(y > 0, dy, 0.0) if relu else dy
-    assert_close(own[3].cpu(), wanted.double().sum((0, 2, 3)).cpu(), what="db")  # type: ignore[union-attr]
+    assert_close(own[3].cpu(), wanted.double().sum((0, 2, 3)).cpu(), what="db")
 
 
 def test_vendor_and_kernels_side_by_side() -> None:

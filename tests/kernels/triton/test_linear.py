@@ -24,7 +24,7 @@ def make(shape: Shape, dim: int | None, dtype: torch.dtype, weights: torch.dtype
 def check_forward(inputs: list[Tensor], dim: int | None, relu: bool, plan: Plan | None, eps: float = 0.0) -> Tensor:
     x, v, g, b = inputs
     y, norms = run_linear.forward(x, v, g, b, dim, eps, relu, plan=plan)
-    y_wide, norms_wide = formulas.linear(*wide(*inputs), dim, eps, relu)  # type: ignore[arg-type]
+    y_wide, norms_wide = formulas.linear(*wide(*inputs), dim, eps, relu)
     assert_close(y.cpu(), y_wide, what="y")
     assert_close(norms.cpu(), norms_wide, what="norms")
     return norms
@@ -40,7 +40,7 @@ def check_backward(
     plans = None if plan is None else (plan, plan)
     own = run_linear_backward.backward(dy, x, v, g, norms.float(), saved, dim, biased, mask, plans)
     dy_wide, x_wide, v_wide, g_wide, y_wide = wide(dy, x, v, g, saved)
-    wanted = formulas.linear_backward(dy_wide, x_wide, v_wide, g_wide, None, y_wide, dim, 0.0, biased, mask)  # type: ignore[arg-type]
+    wanted = formulas.linear_backward(dy_wide, x_wide, v_wide, g_wide, None, y_wide, dim, 0.0, biased, mask)
     assert_all_close(own, wanted, x.dtype)
     return own
 
@@ -81,7 +81,7 @@ def test_edges(shape: Shape) -> None:
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, False)
     dx, dv, dg, db = run_linear_backward.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL)
     assert all(a is not None and a.shape == t.shape for a, t in zip((dx, dv, dg, db), inputs, strict=True))
-    assert_close(db.cpu(), torch.full((shape[2],), float(shape[0]), dtype=torch.float64))  # type: ignore[union-attr]
+    assert_close(db.cpu(), torch.full((shape[2],), float(shape[0]), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("mask", [[i == j for i in range(4)] for j in range(4)], ids=["dx", "dv", "dg", "db"])
@@ -108,12 +108,12 @@ def test_one_pass_is_kept_from_layers_with_a_bias(monkeypatch: pytest.MonkeyPatc
     x, v, g, b = inputs
     y, norms = formulas.linear(x, v, g, b, 0, 0.0, True)
     dy = torch.randn_like(y)
-    wanted = formulas.linear_backward(*wide(dy, x, v, g, None, y), 0, 0.0, True, ALL)  # type: ignore[arg-type]
+    wanted = formulas.linear_backward(*wide(dy, x, v, g, None, y), 0, 0.0, True, ALL)
     guarded = run_linear_backward.backward(dy, x, v, g, norms, y, 0, True, ALL)
     assert_all_close(guarded, wanted, torch.float32)
     careless = run_linear_backward.backward(dy, x, v, g, norms, y, 0, False, [False, True, True, False])
     with pytest.raises(AssertionError, match="dg"):
-        assert_close(careless[2].cpu(), wanted[2], what="dg")  # type: ignore[union-attr, arg-type]
+        assert_close(careless[2].cpu(), wanted[2], what="dg")
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
@@ -124,13 +124,13 @@ def test_extreme_norms_and_zero_rows(size: float, mode: str, splits: int) -> Non
     v[::4] = 0.0
     plan = Plan(mode, tiles(torch.float32)[0], splits)
     y, norms = run_linear.forward(x, v, g, b, 0, 0.0, False, plan=plan)
-    y_wide, _ = formulas.linear(*wide(x, v, g, b), 0, 0.0, False)  # type: ignore[arg-type]
+    y_wide, _ = formulas.linear(*wide(x, v, g, b), 0, 0.0, False)
     assert_close(y.cpu(), y_wide)
     own = run_linear_backward.backward(torch.ones_like(y), x, v, g, norms, None, 0, True, ALL, (plan, plan))
     ones = torch.ones_like(y_wide)
-    wanted = formulas.linear_backward(ones, *wide(x, v, g), None, None, 0, 0.0, True, ALL)  # type: ignore[arg-type]
+    wanted = formulas.linear_backward(ones, *wide(x, v, g), None, None, 0, 0.0, True, ALL)
     assert_all_close(own, wanted, torch.float32)
-    assert not own[1][::4].any() and not own[2][::4].any()  # type: ignore[index]
+    assert not own[1][::4].any() and not own[2][::4].any()
 
 
 @each_dtype
@@ -155,7 +155,7 @@ def test_the_same_bits_twice(dtype: torch.dtype, weights: torch.dtype) -> None:
     arguments = (torch.randn_like(first[0]), x, v, g, first[1], first[0], 0, True, ALL, (plan, plan))
     for a, again in zip(
         run_linear_backward.backward(*arguments), run_linear_backward.backward(*arguments), strict=True
-    ):  # type: ignore[arg-type]
+    ):
         assert a is not None and again is not None and torch.equal(a, again)
 
 
@@ -186,7 +186,7 @@ def test_strided_and_expanded_tensors() -> None:
         norms = check_forward(inputs, 0, False, None)
         dy = torch.ones((), device=DEVICE).expand(6, 18)
         own = run_linear_backward.backward(dy, *inputs[:3], norms, None, 0, True, ALL)
-        wanted = formulas.linear_backward(*wide(dy, *inputs[:3], norms, None), 0, 0.0, True, ALL)  # type: ignore[arg-type]
+        wanted = formulas.linear_backward(*wide(dy, *inputs[:3], norms, None), 0, 0.0, True, ALL)
         assert_all_close(own, wanted, torch.float32)
 
 

@@ -25,12 +25,12 @@ def test_weight_norm(shape: tuple[int, ...], dim: int | None, dtype: torch.dtype
     (v,) = tensors((shape, dtype))
     g = gains(v, dim)
     w, norms = triton_backend.weight_norm(v, g, dim, 1e-3)
-    w_wide, norms_wide = formulas.weight_norm(*wide(v, g), dim, 1e-3)  # type: ignore[arg-type]
+    w_wide, norms_wide = formulas.weight_norm(*wide(v, g), dim, 1e-3)
     assert_close(w.cpu(), w_wide)
     assert_close(norms.cpu(), norms_wide)
     dw = torch.randn_like(v)
     own = triton_backend.weight_norm_backward(dw, v, g, norms, dim, 1e-3, [True, True])
-    wanted = formulas.weight_norm_backward(*wide(dw, v, g), None, dim, 1e-3, [True, True])  # type: ignore[arg-type]
+    wanted = formulas.weight_norm_backward(*wide(dw, v, g), None, dim, 1e-3, [True, True])
     (dv, dg), (dv_wide, dg_wide) = own, wanted
     assert dv is not None and dg is not None and dv_wide is not None and dg_wide is not None
     terms = (g.cpu().double() * dg_wide / norms_wide).abs().max().item()  # what is subtracted on the way to dv
@@ -46,7 +46,7 @@ def test_channels_last_weight_is_walked_in_place() -> None:
     w, norms = triton_backend.weight_norm(turned, g, 0, 0.0)
     assert w.stride() == turned.stride()
     assert_close(norms.cpu(), formulas.row_norms(v.double().cpu(), 0))
-    assert_close(w.cpu(), formulas.weight_norm(*wide(v, g), 0, 0.0)[0])  # type: ignore[arg-type]
+    assert_close(w.cpu(), formulas.weight_norm(*wide(v, g), 0, 0.0)[0])
 
 
 def test_a_norm_in_many_shares_past_float32() -> None:
@@ -142,5 +142,5 @@ def test_precompute_norms_of_something_else() -> None:
     with (
         pytest.raises(TypeError, match="precompute_norms: model: expected an nn.Module, got list"),
         wnfused.precompute_norms([]),
-    ):  # type: ignore[arg-type]
+    ):
         pass

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from train_cases import config, use
+from train_cases import config, same, use
 
 from wnfused import cli, data
 from wnfused.data import DataError
 from wnfused.train import Config, run
-from wnfused.train.checkpoints import steps
+from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.config import FIELDS
 
 TINY = ["--model", "mlp-2-12", "--batch-size", "9", "--lr", "0.05", "--device", "cpu"]
@@ -157,6 +157,34 @@ def test_resume_takes_the_configuration_from_the_folder(capsys):
     assert code == 2 and "another configuration: lr (there 0.05, asked 0.3)" in err
     code, _, err = main(capsys, *TINY, "--run-dir", "a")
     assert code == 2 and "run folder a exists" in err
+
+
+def entry_attributes(content: bytes) -> int:
+    """The offset of the external attributes of an archive's last entry: its bit 4 makes the entry a directory."""
+    return content.rindex(b"PK\1\2") + 38
+
+
+@pytest.mark.parametrize("place", ["first header", "data", "directory", "directory bit", "digest"])
+def test_resume_falls_back_past_a_flipped_bit_and_finishes(capsys, place):
+    assert main(capsys, *TINY, "--epochs", "3", "--run-dir", "whole")[0] == 0
+    assert main(capsys, *TINY, "--epochs", "3", "--run-dir", "a")[0] == 0
+    Path("a", "result.json").unlink()
+    newest, before = steps(Path("a", "checkpoints"))[:2]
+    content = bytearray(newest.read_bytes())
+    directory = content.index(b"PK\1\2")
+    at, bit = {
+        "first header": (8, 0), "data": (len(content) // 3, 5), "directory": (directory + 10, 3),
+        "directory bit": (entry_attributes(bytes(content)), 4), "digest": (len(content) - 5, 0),
+    }[place]  # fmt: skip
+    content[at] ^= 1 << bit
+    newest.write_bytes(content)
+    code, out, err = main(capsys, "--run-dir", "a", "--resume")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"skipped checkpoint {newest}: it is damaged (its digest does not match)"
+    assert f"resumed at step {int(before.stem.removeprefix('step-'))}" in out.splitlines()[1]
+    assert out.count("skipped") == 1
+    ends = [load(steps(Path(name, "checkpoints"))[0], KEYS) for name in ("a", "whole")]
+    assert same(ends[0]["model"], ends[1]["model"]) and same(ends[0]["optimizer"], ends[1]["optimizer"])
 
 
 def test_divergence_is_told_and_no_failure(capsys):

@@ -234,6 +234,7 @@ class Trainer:
 
     def _run(self) -> Result:
         try:
+            self._replace_lost_best()
             while self.epoch < self.config.epochs:
                 self.train_epoch()
                 self.end_epoch()
@@ -288,6 +289,13 @@ class Trainer:
         self.world.from_first(lambda: checkpoints.save_step(payload, folder, self.step, keep))
         self.saved_at = time.perf_counter()
         self.meter.start_clock()
+
+    def _replace_lost_best(self) -> None:
+        """Take the last epoch's weights where those of the best epoch were damaged: there may be no epoch to come."""
+        if self.best["epoch"] is None and self.epoch > 0 and self.batch == 0:
+            self.best = {"epoch": self.epoch, "validation_accuracy": self.history[-1]["validation_accuracy"]}
+            with self.kept_weights():
+                self._save_best()
 
     def _save_best(self) -> None:
         payload = {

@@ -16,6 +16,7 @@ from wnfused.data import DataError
 from wnfused.train import Config, run
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.config import FIELDS
+from wnfused.train.loop import Trainer
 
 TINY = ["--model", "mlp-2-12", "--batch-size", "9", "--lr", "0.05", "--device", "cpu"]
 
@@ -203,8 +204,8 @@ sys.exit(main(["train", "--run-dir", "a", *{options!r}]))
 """
 
 
-def test_ctrl_c_leaves_a_checkpoint(tmp_path):
-    """SIGTERM goes the same way: tests/test_train_resume.py sends it."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_a_checkpoint(tmp_path, number):
     code = SCRIPT.format(tests=str(Path(__file__).parent), options=[*TINY, "--epochs", "100000"])
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -212,12 +213,30 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path):
         deadline = time.monotonic() + 60
         while not steps(tmp_path / "a" / "checkpoints") and time.monotonic() < deadline:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (128 + number, "")  # 130, 143
     assert out.splitlines()[-1].startswith("interrupted at step ") and "--run-dir a --resume" in out
     newest = steps(tmp_path / "a" / "checkpoints")[0]
     assert f"at step {int(newest.stem.removeprefix('step-'))};" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_divergence_does_not_hide_an_interrupt(capsys, monkeypatch, number):
+    step = Trainer.train_step
+
+    def disturbed(self: Trainer, *batch: object) -> None:
+        step(self, *batch)
+        if self.step == 2:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", disturbed)
+        code, out, err = main(capsys, *TINY, "--lr", "1e5", "--run-dir", "a")
+    assert (code, err) == (128 + number, "") and "DIVERGED" not in out
+    assert out.splitlines()[-1] == "interrupted at step 3; go on with: wnfused train --run-dir a --resume"
+    code, out, _ = main(capsys, "--run-dir", "a", "--resume")
+    assert code == 0 and out.splitlines()[-1].startswith("diverged: the loss of step 2 is ")
 
 
 def test_the_test_configuration_is_what_the_options_say():

@@ -22,8 +22,8 @@ def train(
     """Train, and leave everything in ``run_dir`` (docs/training.md tells what).
 
     ``resume`` goes on from the last checkpoint there, if there is one; ``force`` removes an earlier run first. Bad
-    input raises RunError before anything is written. A run that diverges, or is interrupted by Ctrl-C, ends with a
-    Result.
+    input raises RunError before anything is written. A run that diverges, or is interrupted by Ctrl-C or SIGTERM, ends
+    with a Result.
     """
     folder = RunFolder(Path(run_dir))
     with distributed.joined(config.device) as world:
@@ -31,15 +31,22 @@ def train(
         return _train(config, folder, world, shown, resume, force)
 
 
+def check(config: Config) -> None:
+    """Raise RunError where a run would not start for want of a package, of its data set or of its backend."""
+    with distributed.joined(config.device) as world:
+        _check_packages(config)
+        data.load(config, world)
+        _check_machine(config, world)
+
+
 def _train(config: Config, folder: RunFolder, world: World, progress: Progress, resume: bool, force: bool) -> Result:
-    if config.tensorboard:
-        tensorboard.check()
-    _check_machine(config, world)
+    _check_packages(config)
     ended = world.from_first(lambda: _check_folder(folder, config, resume, force, progress))
     if ended is not None:
         progress.say(f"the run in {folder.path} has {ended.status} already")
         return ended
     images = data.load(config, world)
+    _check_machine(config, world)
     model = build.network(config, images.shape, images.classes, lambda: images.first_batch)
     try:
         saved = world.from_first(lambda: _open(folder, config, world, resume, progress))
@@ -77,6 +84,11 @@ def _title(trainer: Trainer) -> str:
         f"{config.model} ({how}; {count:,} parameters) on {config.data}: {config.epochs} × {len(train_images)} "
         f"steps of {config.batch_size} images, {where}, into {trainer.folder.path}{since}"
     )
+
+
+def _check_packages(config: Config) -> None:
+    if config.tensorboard:
+        tensorboard.check()
 
 
 def _check_machine(config: Config, world: World) -> None:

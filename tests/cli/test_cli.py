@@ -2,8 +2,11 @@
 
 import ast
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,40 @@ def test_interrupt_leaves_without_a_traceback(capsys, monkeypatch):
 
     monkeypatch.setitem(cli.COMMANDS, "build", cli.Command(interrupted, "", lambda parser: None))
     assert run(capsys, "build") == (130, "", "wnfused: interrupted\n")
+
+
+def test_sigterm_cleans_up_and_leaves_without_a_traceback(capsys, monkeypatch):
+    cleaned: list[str] = []
+
+    def terminated(args: object) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            cleaned.append("yes")
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, "build", cli.Command(terminated, "", lambda parser: None))
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        assert run(capsys, "build") == (143, "", "wnfused: terminated\n")
+        assert cleaned == ["yes"] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_of_the_callers_is_left_alone(capsys, monkeypatch):
+    seen: list[int] = []
+    monkeypatch.setitem(
+        cli.COMMANDS,
+        "build",
+        cli.Command(lambda args: os.kill(os.getpid(), signal.SIGTERM) or 0, "", lambda parser: None),
+    )
+    before = signal.signal(signal.SIGTERM, lambda number, frame: seen.append(number))
+    try:
+        assert run(capsys, "build") == (0, "", "") and seen == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("file", sorted(Path(cli.__file__).parent.glob("*.py")), ids=lambda file: file.name)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.train_cases import config, use
+from tests.support.train_cases import config, same, use
 from wnfused import cli, data
 from wnfused.data import DataError
 from wnfused.train import Config, run
-from wnfused.train.checkpoints import steps
+from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.config import FIELDS
+from wnfused.train.loop import Trainer
 
 TINY = ["--model", "mlp-2-12", "--batch-size", "9", "--lr", "0.05", "--device", "cpu"]
 
@@ -159,6 +160,34 @@ def test_resume_takes_the_configuration_from_the_folder(capsys):
     assert code == 2 and "run folder a exists" in err
 
 
+def entry_attributes(content: bytes) -> int:
+    """The offset of the external attributes of an archive's last entry: its bit 4 makes the entry a directory."""
+    return content.rindex(b"PK\1\2") + 38
+
+
+@pytest.mark.parametrize("place", ["first header", "data", "directory", "directory bit", "digest"])
+def test_resume_falls_back_past_a_flipped_bit_and_finishes(capsys, place):
+    assert main(capsys, *TINY, "--epochs", "3", "--run-dir", "whole")[0] == 0
+    assert main(capsys, *TINY, "--epochs", "3", "--run-dir", "a")[0] == 0
+    Path("a", "result.json").unlink()
+    newest, before = steps(Path("a", "checkpoints"))[:2]
+    content = bytearray(newest.read_bytes())
+    directory = content.index(b"PK\1\2")
+    at, bit = {
+        "first header": (8, 0), "data": (len(content) // 3, 5), "directory": (directory + 10, 3),
+        "directory bit": (entry_attributes(bytes(content)), 4), "digest": (len(content) - 5, 0),
+    }[place]  # fmt: skip
+    content[at] ^= 1 << bit
+    newest.write_bytes(content)
+    code, out, err = main(capsys, "--run-dir", "a", "--resume")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == f"skipped checkpoint {newest}: it is damaged (its digest does not match)"
+    assert f"resumed at step {int(before.stem.removeprefix('step-'))}" in out.splitlines()[1]
+    assert out.count("skipped") == 1
+    ends = [load(steps(Path(name, "checkpoints"))[0], KEYS) for name in ("a", "whole")]
+    assert same(ends[0]["model"], ends[1]["model"]) and same(ends[0]["optimizer"], ends[1]["optimizer"])
+
+
 def test_divergence_is_told_and_no_failure(capsys):
     code, out, err = main(capsys, *TINY, "--lr", "1e5", "--run-dir", "a")
     assert (code, err) == (0, "")
@@ -175,8 +204,8 @@ sys.exit(main(["train", "--run-dir", "a", *{options!r}]))
 """
 
 
-def test_ctrl_c_leaves_a_checkpoint(tmp_path):
-    """SIGTERM goes the same way: tests/train/test_resume.py sends it."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_leave_a_checkpoint(tmp_path, number):
     code = SCRIPT.format(root=str(Path(__file__).parents[2]), options=[*TINY, "--epochs", "100000"])
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -184,12 +213,30 @@ def test_ctrl_c_leaves_a_checkpoint(tmp_path):
         deadline = time.monotonic() + 60
         while not steps(tmp_path / "a" / "checkpoints") and time.monotonic() < deadline:
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (128 + number, "")  # 130, 143
     assert out.splitlines()[-1].startswith("interrupted at step ") and "--run-dir a --resume" in out
     newest = steps(tmp_path / "a" / "checkpoints")[0]
     assert f"at step {int(newest.stem.removeprefix('step-'))};" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_divergence_does_not_hide_an_interrupt(capsys, monkeypatch, number):
+    step = Trainer.train_step
+
+    def disturbed(self: Trainer, *batch: object) -> None:
+        step(self, *batch)
+        if self.step == 2:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", disturbed)
+        code, out, err = main(capsys, *TINY, "--lr", "1e5", "--run-dir", "a")
+    assert (code, err) == (128 + number, "") and "DIVERGED" not in out
+    assert out.splitlines()[-1] == "interrupted at step 3; go on with: wnfused train --run-dir a --resume"
+    code, out, _ = main(capsys, "--run-dir", "a", "--resume")
+    assert code == 0 and out.splitlines()[-1].startswith("diverged: the loss of step 2 is ")
 
 
 def test_the_test_configuration_is_what_the_options_say():

@@ -2,6 +2,10 @@
 
 import functools
 import json
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +22,9 @@ from wnfused.train import Config, Result, RunError, records
 SMALL = Showcase(Config(data="digits", model="mlp-2-16", epochs=1, batch_size=256, lr=0.001), rounds=2)
 
 
+WILD = replace(SMALL, config=replace(SMALL.config, lr=1e5), rounds=1)  # diverges whatever the initialization
+
+
 class Stage:
     """What a showcase says and shows."""
 
@@ -25,8 +32,8 @@ class Stage:
         self.said: list[str] = []
         self.tables: list[Table] = []
 
-    def run(self, root: Path, setting: Showcase = SMALL) -> bool:
-        return showcase.run(root, showcase=setting, say=self.said.append, table=self.tables.append)
+    def run(self, root: Path, setting: Showcase = SMALL) -> None:
+        showcase.run(root, showcase=setting, say=self.said.append, table=self.tables.append)
 
 
 @pytest.fixture
@@ -41,7 +48,7 @@ def no_plots(monkeypatch):
 
 
 def test_three_runs_that_differ_in_the_initialization_alone(tmp_path, stage):
-    assert stage.run(tmp_path)
+    stage.run(tmp_path)
     runs = [records.read(tmp_path / "showcase" / name) for name in ("torch-default", "data-dependent", "proposed")]
     assert [run.config.pop("init") for run in runs] == ["torch_default", "data_dependent", "robust"]
     assert runs[0].config == runs[1].config == runs[2].config
@@ -80,21 +87,119 @@ def test_one_that_was_stopped_is_gone_on_with(tmp_path, stage, monkeypatch):
     def stops_at_the_second(config, folder, **options):
         trained.append(folder)
         if folder.name == "data-dependent":
-            return Result("interrupted", epochs=0, steps=3, seconds=0.1)
+            return Result("interrupted", epochs=0, steps=3, seconds=0.1, stopped_by="SIGTERM")
         return train(config, folder, **options)
 
     monkeypatch.setattr(showcase, "train", stops_at_the_second)
-    assert not stage.run(tmp_path)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        stage.run(tmp_path)
+    assert stop.value.args == (signal.SIGTERM,)
     assert [folder.name for folder in trained] == ["torch-default", "data-dependent"]
     assert stage.said[-1] == f"Stopped: the next `wnfused train` goes on with {tmp_path / 'showcase'}."
     assert not (tmp_path / "showcase" / "report.html").exists()
     first = (tmp_path / "showcase" / "torch-default" / "environment.json").read_bytes()
 
     monkeypatch.setattr(showcase, "train", train)
-    assert stage.run(tmp_path)
+    stage.run(tmp_path)
     assert f"Going on with {tmp_path / 'showcase'}, which was stopped." in stage.said
     assert (tmp_path / "showcase" / "torch-default" / "environment.json").read_bytes() == first  # not trained again
     assert [file.name for file in tmp_path.iterdir()] == ["showcase"]
+
+
+# Where a signal arrives, the how manieth call there, whether the runs diverge, and how many are over by then.
+PLACES = {
+    "in a step": ("wnfused.train.loop:Trainer.train_step", 8, False, 1, "SIGINT"),
+    "in a step that diverges": ("wnfused.train.loop:Trainer.train_step", 2, True, 0, "SIGINT"),
+    "in a later one that diverges": ("wnfused.train.loop:Trainer.train_step", 8, True, 1, "SIGTERM"),
+    "while it validates": ("wnfused.train.loop:Trainer.evaluate", 3, False, 1, "SIGTERM"),
+    "as a result is made": ("wnfused.train.loop:Trainer._result", 2, False, 1, "SIGTERM"),
+    "between two runs": ("wnfused.experiments.showcase:train", 3, False, 2, "SIGTERM"),
+    "while step times are measured": ("wnfused.experiments.step_time:_step", 2, False, 3, "SIGTERM"),
+    "in a step that is timed": ("torch.optim:SGD.step", 26, False, 3, "SIGINT"),
+    "as the page is written": ("wnfused.experiments.showcase:conclusion", 1, False, 3, "SIGINT"),
+}
+
+# The command in miniature: one process that has imported everything forks it for each place, and then forks it again
+# to resume. Each leaves its exit code and what it said.
+SCRIPT = """
+import functools, importlib, os, pathlib, signal, sys, traceback
+sys.path.insert(0, {tests!r})
+import torch, sklearn.datasets
+torch.set_num_threads(1)
+from test_showcase import PLACES, SMALL, WILD
+from wnfused.cli import main
+from wnfused.experiments import showcase
+from wnfused.train import run
+show, run._plot = showcase.run, lambda path, progress: None
+
+def disturb(place, at, number):
+    module, _, path = place.partition(":")
+    *owners, name = path.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    original, calls = getattr(owner, name), []
+    def disturbed(*arguments, **options):
+        calls.append(None)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.Signals[number])
+        return original(*arguments, **options)
+    setattr(owner, name, disturbed)
+
+def command(folder, place, at, wild, number):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 99
+    try:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+        os.chdir(folder)
+        for stream in (1, 2):
+            os.dup2(os.open(f"said-{{stream}}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        showcase.run = functools.partial(show, showcase=WILD if wild else SMALL)
+        if place:
+            disturb(place, at, number)
+        code = main(["train"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+
+def said(folder):
+    return [(folder / f"said-{{stream}}").read_text() for stream in (1, 2)]
+
+for name, (place, at, wild, over, number) in PLACES.items():
+    folder = pathlib.Path(name).absolute()
+    folder.mkdir()
+    code = command(folder, place, at, wild, number)
+    first = [code, *said(folder), len([*folder.glob("runs/showcase/*/result.json")])]
+    code = command(folder, None, at, wild, number)
+    (folder / "all.json").write_text(__import__("json").dumps([first, [code, *said(folder)]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("signals")
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    code = SCRIPT.format(tests=str(Path(__file__).parent))
+    subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, check=True, timeout=300)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", PLACES)
+def test_a_signal_stops_it_wherever_it_arrives(disturbed, where):
+    _, _, _, over, number = PLACES[where]
+    (code, out, err, results), again = json.loads((disturbed / where / "all.json").read_text())
+    word = {"SIGINT": "interrupted", "SIGTERM": "terminated"}[number]
+    assert (code, err) == (128 + signal.Signals[number], f"wnfused: {word}\n")
+    paragraphs = out.split("\n\n")
+    assert " ".join(paragraphs[-1].split()) == "Stopped: the next `wnfused train` goes on with runs/showcase."
+    assert sum(" of 3: " in text for text in paragraphs) == min(over + 1, 3)
+    assert results == over
+    assert (again[0], again[2]) == (0, "")
+    assert "Going on with runs/showcase, which was stopped." in again[1]
+    assert [folder.name for folder in (disturbed / where / "runs").iterdir()] == ["showcase"]
 
 
 def test_other_settings_do_not_go_on_with_it(tmp_path):
@@ -109,8 +214,7 @@ def test_other_settings_do_not_go_on_with_it(tmp_path):
 
 
 def test_diverged_is_said_as_it_is(tmp_path, stage):
-    wild = replace(SMALL, config=replace(SMALL.config, lr=1e5), rounds=1)
-    assert stage.run(tmp_path, wild)
+    stage.run(tmp_path, WILD)
     assert [row[1] for row in stage.tables[0].rows] == ["diverged"] * 3
     assert [row[3:5] for row in stage.tables[0].rows] == [("–", "–")] * 3
     assert "proposed: diverged at step" in stage.said[-2]

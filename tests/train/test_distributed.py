@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from torch import Tensor
 from tests.support.train_cases import config, use, use_for_good
 from wnfused.train import Config, load_best, train
 from wnfused.train.checkpoints import KEYS, load, steps
+from wnfused.train.loop import Trainer
 
 WORLD = 2
 PATIENCE = 150  # seconds until processes that wait for each other are ended
@@ -39,8 +41,23 @@ def worker(rank: int, folder: str) -> None:
     results = {name: train(config(**changes), Path(folder) / name).as_dict() for name, changes in RUNS.items()}
     results["diverged"] = train(config(lr=1e5), Path(folder) / "diverged").as_dict()
     results["refused"] = refusal(folder)
+    results["interrupted"] = interrupted(rank, folder)
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+
+
+def interrupted(rank: int, folder: str) -> dict[str, Any]:
+    """One process is sent SIGTERM in a step that diverges."""
+    step = Trainer.train_step
+
+    def disturbed(self: Trainer, images: Tensor, labels: Tensor) -> None:
+        step(self, images, labels)
+        if self.step == 2 and rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "train_step", disturbed)
+        return train(config(lr=1e5), Path(folder) / "interrupted").as_dict()
 
 
 def refusal(folder: str) -> str:
@@ -115,6 +132,13 @@ def test_all_processes_agree_on_divergence(trained: Path, tmp_path: Path) -> Non
     for rank in range(WORLD):
         said = json.loads((trained / f"{rank}.json").read_text())["diverged"]
         assert (said["status"], said["diverged_step"]) == ("diverged", alone.diverged_step)
+
+
+def test_all_processes_agree_on_an_interrupt(trained: Path) -> None:
+    for rank in range(WORLD):
+        said = json.loads((trained / f"{rank}.json").read_text())["interrupted"]
+        assert (said["status"], said["steps"], said["stopped_by"]) == ("interrupted", 3, "SIGTERM")
+    assert train(config(lr=1e5), trained / "interrupted", resume=True).status == "diverged"
 
 
 def test_one_process_goes_on_where_two_stopped(trained: Path, tmp_path: Path) -> None:

@@ -152,6 +152,12 @@ def test_a_truncated_checkpoint_costs_one_epoch(tmp_path: Path) -> None:
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
 def test_lost_best_weights_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, config(), tmp_path / "a", 13)
     (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"?")
@@ -159,6 +165,51 @@ def test_lost_best_weights_are_noticed(tmp_path: Path, monkeypatch: pytest.Monke
     result = train(config(), tmp_path / "a", resume=True, progress=said)
     assert "lost the best weights" in said.lines[0]
     assert result.status == "finished" and result.best_epoch is not None and result.best_epoch > 2
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.8])
+def test_best_weights_lost_after_the_last_epoch(tmp_path: Path, ema: float) -> None:
+    """No epoch is left that could become the best: the last one is."""
+    whole = train(config(ema=ema), tmp_path / "a")
+    (tmp_path / "a" / "result.json").unlink()
+    flip_a_bit(tmp_path / "a" / "checkpoints" / "best.pt")
+    last = end_of(tmp_path / "a")
+    said = Said()
+    result = train(config(ema=ema), tmp_path / "a", resume=True, progress=said)
+    assert [line for line in said.lines if "lost the best weights" in line]
+    assert (result.status, result.steps, result.best_epoch) == ("finished", whole.steps, 4)
+    assert result.best_validation_accuracy == last["history"][-1]["validation_accuracy"]
+    best = load(tmp_path / "a" / "checkpoints" / "best.pt")["model"]
+    assert same({name: best[name] for name in last["ema"] or last["model"]}, last["ema"] or last["model"])
+
+
+DAMAGED_JSON = [
+    "",
+    "{",
+    "[]",
+    "3",
+    '{"status": "finishfd", "epochs": 4, "steps": 20, "seconds": 1.0}',
+    '{"stctus": 1}',
+    "\xff",
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED_JSON)
+def test_a_damaged_result_is_found_again(tmp_path: Path, content: str) -> None:
+    whole = train(config(), tmp_path / "a")
+    (tmp_path / "a" / "result.json").write_text(content, encoding="latin-1")
+    said = Said()
+    again = train(config(), tmp_path / "a", resume=True, progress=said)
+    assert said.lines[0].startswith(f"skipped the result {tmp_path / 'a' / 'result.json'}: ")
+    assert again == whole and json.loads((tmp_path / "a" / "result.json").read_text()) == whole.as_dict()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"resumed": 3}', "\xff"])
+def test_a_damaged_environment_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+    interrupted(monkeypatch, config(), tmp_path / "a", 7)
+    (tmp_path / "a" / "environment.json").write_text(content, encoding="latin-1")
+    assert train(config(), tmp_path / "a", resume=True).status == "finished"
+    assert len(json.loads((tmp_path / "a" / "environment.json").read_text())["resumed"]) == 1
 
 
 def test_a_finished_run_answers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

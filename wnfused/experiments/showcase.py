@@ -19,7 +19,9 @@ from wnfused.experiments import step_time
 from wnfused.experiments.step_time import StepTime
 from wnfused.report import Table, numbers
 from wnfused.train import Config, Progress, Result, RunError, records, train
-from wnfused.train.run_folder import write_atomically
+from wnfused.train.interrupts import passed_on
+from wnfused.train.run import check
+from wnfused.train.run_folder import RunFolder, write_atomically
 
 INITS = {"torch default": "torch_default", "data-dependent": "data_dependent", "proposed": "robust"}
 PAGE = "report.html"
@@ -48,11 +50,32 @@ def run(
     progress: Callable[[], Progress] = Progress,
     say: Callable[[str], None] = lambda text: None,
     table: Callable[[Table], None] = lambda table: None,
-) -> bool:
-    """Train, measure, show; False where it was interrupted. ``say`` shows a paragraph, ``table`` a table."""
+) -> None:
+    """Train, measure, show. ``say`` shows a paragraph, ``table`` a table.
+
+    Whatever is missing raises RunError before anything is shown. Ctrl-C and SIGTERM, wherever they arrive, end it with
+    a KeyboardInterrupt, and the next call resumes.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RunError("the showcase is for one process: for several name a run, as with --preset and --run-dir")
+    check(showcase.config)
     folder, goes_on = place(root, showcase)
+    RunFolder(folder / _slug(next(iter(INITS)))).make()
+    try:
+        _show(folder, goes_on, showcase, progress, say, table)
+    except KeyboardInterrupt:
+        say(f"Stopped: the next `wnfused train` goes on with {folder}.")
+        raise
+
+
+def _show(
+    folder: Path,
+    goes_on: bool,
+    showcase: Showcase,
+    progress: Callable[[], Progress],
+    say: Callable[[str], None],
+    table: Callable[[Table], None],
+) -> None:
     for paragraph in introduction(showcase.config):
         say(paragraph)
     say(f"Going on with {folder}, which was stopped." if goes_on else f"The runs go into {folder}.")
@@ -62,8 +85,7 @@ def run(
         config = replace(showcase.config, init=init)
         results[name] = train(config, folder / _slug(name), resume=goes_on, progress=progress())
         if results[name].status == "interrupted":
-            say(f"Stopped: the next `wnfused train` goes on with {folder}.")
-            return False
+            raise passed_on(results[name].stopped_by)
     say("What a step costs, measured in turns …")
     times = _times(folder, showcase)
     tables = [outcomes(results), costs(times, showcase.config)]
@@ -79,7 +101,6 @@ def run(
     )
     say(conclusion(results, times))
     say(f"The page with the curves: {report.write(page, folder / PAGE)}")
-    return True
 
 
 def place(root: Path, showcase: Showcase) -> tuple[Path, bool]:

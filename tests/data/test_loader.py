@@ -172,7 +172,7 @@ def test_the_benchmark_runs(monkeypatch, capsys):
     assert loader.main() == 0
     title, *rows = capsys.readouterr().out.splitlines()
     assert title.startswith("noise: 40 images, batch 8") and len(rows) == 6
-    assert all(re.search(r"[\d.]+ ms a batch +[\d,]+ images/s$", row) for row in rows)
+    assert all(re.search(r"[\d.]+ ms/batch +[\d,]+ images/s$", row) for row in rows)
 
 
 def test_no_images():

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -250,7 +250,7 @@ def test_step_times_are_of_the_same_network_and_relative_to_the_plain_one():
     assert list(times) == ["no normalization", "wnfused", "torch's weight_norm", "batch norm"]
     assert times["no normalization"].ratio == 1.0
     assert all(0 < time.seconds < 10 and 0.01 < time.ratio < 100 for time in times.values())
-    assert step_time.from_dicts({name: time.as_dict() for name, time in times.items()}) == times
+    assert step_time.from_dicts({name: asdict(time) for name, time in times.items()}) == times
 
 
 def test_a_table_as_lines_and_as_rich_shows_it(capsys):

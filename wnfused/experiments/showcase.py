@@ -8,15 +8,15 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wnfused import data, report
+from wnfused.diagnostics.timing import Timing
 from wnfused.experiments import step_time
-from wnfused.experiments.step_time import StepTime
 from wnfused.report import Table, numbers
 from wnfused.train import Config, Progress, Result, RunError, records, train
 from wnfused.train.interrupts import passed_on
@@ -144,7 +144,7 @@ def introduction(config: Config) -> list[str]:
     return [" ".join(text.format(layers=layers, model=config.model, lr=config.lr).split()) for text in (WHAT, WHY)]
 
 
-def conclusion(results: Mapping[str, Result], times: Mapping[str, StepTime]) -> str:
+def conclusion(results: Mapping[str, Result], times: Mapping[str, Timing]) -> str:
     """What came out, in a sentence or two: as measured, whichever way it went."""
     parts = "; ".join(f"{name}: {_outcome(result)}" for name, result in results.items())
     fused, torchs = (f"{times[name].ratio:.2f} times" for name in ("wnfused", "torch's weight_norm"))
@@ -175,7 +175,7 @@ def outcomes(results: Mapping[str, Result]) -> Table:
     return Table(("initialization", "outcome", "steps", "validation", "test", "time"), rows, title="Initialization")
 
 
-def costs(times: Mapping[str, StepTime], config: Config) -> Table:
+def costs(times: Mapping[str, Timing], config: Config) -> Table:
     rows = [(name, numbers.milliseconds(time.seconds), f"{time.ratio:.2f}") for name, time in times.items()]
     return Table(
         ("the same network with", "step", "relative"),
@@ -186,7 +186,7 @@ def costs(times: Mapping[str, StepTime], config: Config) -> Table:
     )
 
 
-def _times(folder: Path, showcase: Showcase) -> dict[str, StepTime]:
+def _times(folder: Path, showcase: Showcase) -> dict[str, Timing]:
     """Measured once for a folder."""
     file = folder / TIMES
     try:
@@ -195,7 +195,7 @@ def _times(folder: Path, showcase: Showcase) -> dict[str, StepTime]:
         pass
     images, labels = _batch(showcase.config)
     times = step_time.measure(showcase.config, images, labels, showcase.rounds)
-    stored: dict[str, Any] = {name: time.as_dict() for name, time in times.items()}
+    stored: dict[str, Any] = {name: asdict(time) for name, time in times.items()}
     write_atomically(file, (json.dumps(stored, indent=2) + "\n").encode())
     return times
 

@@ -10,7 +10,7 @@ from torch import nn
 import wnfused
 from wnfused import cli
 from wnfused.diagnostics import doctor
-from wnfused.init.normalized import find_layers
+from wnfused.init.layers import find_layers
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 
 from wnfused.init.directions import check_distribution, check_generator, draw
 from wnfused.init.gains import check_gamma, check_variant, gain_parameter
-from wnfused.init.normalized import Layer, Values, layer_of, layers_of, listed, write
+from wnfused.init.layers import Layer, Values, layer_of, layers_of, listed, write
 
 if TYPE_CHECKING:
     from wnfused.init.roles import Role

@@ -1,4 +1,4 @@
-"""A convolution's arguments other than its tensors, checked against the tensors' shapes and remembered."""
+"""A convolution's non-tensor arguments, checked against the tensors' shapes; results are cached."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,24 +17,24 @@ class Geometry(NamedTuple):
     padding: list[int]
     dilation: list[int]
     output_padding: list[int]
-    pad_first: list[int] | None  # for F.pad: what the operator's symmetric zero padding cannot express
+    pad_first: list[int] | None  # for F.pad: padding that the operator's symmetric zero padding cannot express
 
 
 def _remembered(check: Callable[..., Geometry]) -> Callable[..., Geometry]:
-    """Checks of shapes and numbers take longer than a small convolution's launch, and repeat in every step."""
+    """Cache the result: the checks take longer than launching a small convolution, and repeat in every step."""
     known: dict[tuple[Any, ...], Geometry] = {}
 
     def checked(*arguments: Any) -> Geometry:
         if torch.compiler.is_compiling():
             return check(*arguments)
-        # True and 1.0 are equal to 1, and not the same argument
+        # The types are part of the key because True == 1.0 == 1, and only 1 is valid.
         key = (arguments, *map(type, arguments), *(tuple(map(type, a)) for a in arguments if type(a) is tuple))
         try:
             geometry = known.get(key)
         except TypeError:  # a list, or a symbolic size
             return check(*arguments)
         if geometry is None:
-            if len(known) >= 4096:  # inputs of ever new lengths
+            if len(known) >= 4096:  # bounds the cache for inputs of ever-changing length
                 known.clear()
             geometry = known[key] = check(*arguments)
         return geometry
@@ -58,7 +58,7 @@ def conv_geometry(
     eps: float,
     activation: str | None,
 ) -> Geometry:
-    """Of ``wn_convNd`` with tensors of these shapes."""
+    """The geometry of ``wn_convNd`` with tensors of these shapes."""
     where = f"wn_conv{n}d"
     checks.convolution_shapes(where, x, v, n, groups, transposed=False)
     checks.gain_and_bias(where, v, g, bias, v[0], dim, eps)
@@ -86,13 +86,13 @@ def conv_geometry(
     if padding_mode != "zeros" and any(right):
         _check_room(where, padding, padding_mode, x[len(x) - n :], left, right)
         pad_first, left = _pad_amounts(left, right), [0] * n
-    elif left != right:  # an even kernel with "same": one more on the right, as torch does it
+    elif left != right:  # an even kernel with "same": like torch, pad one more on the right
         pad_first = _pad_amounts([0] * n, [b - a for a, b in zip(left, right, strict=True)])
     return Geometry(strides, left, dilations, [0] * n, pad_first)
 
 
 def _check_room(where: str, padding: Any, mode: str, sizes: tuple[int, ...], left: list[int], right: list[int]) -> None:
-    """Reflection takes its values from inside the input, without the edge; a circle goes around once."""
+    """Check the padding's limit: reflection excludes the edge itself, circular padding wraps at most once."""
     for size, a, b in zip(sizes, left, right, strict=True):
         most = {"reflect": size - 1, "circular": size}.get(mode, max(a, b))
         if max(a, b) > most:
@@ -119,7 +119,7 @@ def conv_transpose_geometry(
     eps: float,
     activation: str | None,
 ) -> Geometry:
-    """Of ``wn_conv_transposeNd`` with tensors of these shapes."""
+    """The geometry of ``wn_conv_transposeNd`` with tensors of these shapes."""
     where = f"wn_conv_transpose{n}d"
     checks.convolution_shapes(where, x, v, n, groups, transposed=True)
     checks.gain_and_bias(where, v, g, bias, v[1] * groups, dim, eps)
@@ -137,5 +137,5 @@ def conv_transpose_geometry(
         reach = dilations[d] * (v[2 + d] - 1) + 1
         size = (x[len(x) - n + d] - 1) * strides[d] - 2 * pads[d] + reach + extra[d]
         if size < 1:
-            raise ValueError(f"{where}: padding: {padding} leaves output size {size} in spatial dimension {d}")
+            raise ValueError(f"{where}: padding: {padding} gives output size {size} in spatial dimension {d}")
     return Geometry(strides, pads, dilations, extra, None)

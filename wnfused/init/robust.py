@@ -81,7 +81,7 @@ def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | No
         raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
     names = {layer.name for layer in layers}
     if unknown := [name for name in roles if name not in names]:
-        raise ValueError(f"{where}: roles: {listed(unknown)}: no weight-normalized layer of the model is called so")
+        raise ValueError(f"{where}: roles: the model has no weight-normalized layer named {listed(unknown)}")
     if missing := [layer.name for layer in layers if layer.name not in roles]:
         raise ValueError(
             f"{where}: roles: expected a role for every weight-normalized layer, none for {listed(missing)}"

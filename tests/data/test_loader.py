@@ -125,8 +125,11 @@ def test_channels_last_is_a_matter_of_strides(augmentation):
         ({"batch_size": -8}, "batch_size: expected an int >= 1, got -8"),
         ({"batch_size": 8.0}, "batch_size: expected an int, got 8.0"),
         ({"batch_size": True}, "batch_size: expected an int, got True"),
-        ({"batch_size": 11}, "batch_size: expected at most the 10 images there are, got 11"),
-        ({"batch_size": 11, "shuffle": False, "drop_last": True}, "batch_size: expected at most the 10 images"),
+        ({"batch_size": 11}, "batch_size: expected at most the number of images, 10, got 11"),
+        (
+            {"batch_size": 11, "shuffle": False, "drop_last": True},
+            "batch_size: expected at most the number of images, 10",
+        ),
         ({"seed": 0.5}, "seed: expected an int, got 0.5"),
         ({"seed": None}, "seed: expected an int, got None"),
         ({"seed": "7"}, "seed: expected an int, got '7'"),

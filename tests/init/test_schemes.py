@@ -23,7 +23,7 @@ from tests.support.init_cases import (
     state,
 )
 from wnfused.init import data_dependent_, hanin_, he_, robust_
-from wnfused.init.normalized import layer_of
+from wnfused.init.layers import layer_of
 from wnfused.models import MLP, WRN
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")

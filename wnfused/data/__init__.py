@@ -1,4 +1,4 @@
-"""Data sets (digits, MNIST, Fashion-MNIST, CIFAR-10 and -100) as bytes in memory, and the batches made of them."""
+"""Data sets (digits, MNIST, Fashion-MNIST, CIFAR-10 and -100), stored in memory as bytes, and their loader."""
 
 from wnfused.data.augment import Augmentation
 from wnfused.data.catalog import NAMES, load

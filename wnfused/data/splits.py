@@ -1,4 +1,4 @@
-"""What a data set is in memory: images as bytes, labels, and the seeded cut into training and validation."""
+"""A data set in memory: images as bytes, labels, and the seeded split into training and validation."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -11,7 +11,7 @@ from wnfused.data.seeds import generator
 
 
 class DataError(ValueError):
-    """Data that is missing, corrupt or too small; the message says what, where it comes from and how to get it."""
+    """Data is missing, corrupt or too small; the message says what is wrong and how to get the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +35,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set: what to train on, what to test on, and the statistics its pixels (0 to 1) are normalized by."""
+    """A data set: training and test splits, and the mean and std that normalize its pixels (0 to 1)."""
 
     name: str
     train: Split
@@ -46,7 +46,7 @@ class Dataset:
 
 
 def check_integer(where: str, name: str, value: Any, least: int | None = None) -> None:
-    """An int, at least ``least``; True and False are none."""
+    """Check for an int of at least ``least``; bool is not accepted."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{where}: {name}: expected an int, got {value!r}")
     if least is not None and value < least:
@@ -54,9 +54,9 @@ def check_integer(where: str, name: str, value: Any, least: int | None = None) -
 
 
 def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Cut ``fraction`` of the images off for validation: (training, validation).
+    """Hold out ``fraction`` of the images for validation: (training, validation).
 
-    Which images is a function of ``seed`` and the number of images alone; both parts keep the order of ``split``.
+    The choice depends only on ``seed`` and the number of images; both parts keep the order of ``split``.
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ValueError(f"hold_out: fraction: expected a number between 0 and 1, got {fraction!r}")
@@ -74,8 +74,8 @@ def _take(split: Split, chosen: Tensor) -> Split:
 
 
 def check_labels(labels: Tensor, classes: int, where: object) -> None:
-    """Labels as they were read from the file ``where``."""
+    """Check labels that were read from the file ``where``."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        raise DataError(f"{where} is corrupt: it has the label {wrong}, expected 0 to {classes - 1}")
+        raise DataError(f"{where} is corrupt: expected labels 0 to {classes - 1}, got {wrong}")

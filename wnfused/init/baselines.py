@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from wnfused.init.directions import check_generator, normal, source
-from wnfused.init.normalized import Layer, Values, layers_of, write
+from wnfused.init.layers import Layer, Values, layers_of, write
 from wnfused.nn.base import gain_of
 
 

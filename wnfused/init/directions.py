@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wnfused.init.normalized import Layer
+from wnfused.init.layers import Layer
 
 DISTRIBUTIONS = ("orthogonal", "he")
 

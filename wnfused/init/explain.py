@@ -6,7 +6,7 @@ from typing import Any, TextIO
 from torch import nn
 
 from wnfused.init.gains import fans, gain_parameter
-from wnfused.init.normalized import Layer, layers_of
+from wnfused.init.layers import Layer, layers_of
 from wnfused.init.robust import Roles, gamma_of, roles_of
 
 COLUMNS = ("layer", "role", "why", "fan_in", "fan_out", "γ", "g")

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wnfused.init import graph_ops
 from wnfused.init.activations import Activation, activation_of_call
-from wnfused.init.normalized import normalized_modules
+from wnfused.init.layers import normalized_modules
 from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.ops.backends import BackendUnavailable
 from wnfused.unchanged import unchanged

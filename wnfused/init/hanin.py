@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from wnfused.init.directions import check_generator
-from wnfused.init.normalized import layers_of, write
+from wnfused.init.layers import layers_of, write
 from wnfused.init.robust import Roles, gamma_of, robust_values, roles_of
 
 DECAY = 0.9

@@ -8,7 +8,7 @@ from torch import nn
 
 from wnfused.init.directions import check_distribution, check_generator, draw
 from wnfused.init.gains import check_gamma, check_variant, gain_parameter
-from wnfused.init.normalized import Layer, Values, layer_of, layers_of, listed, write
+from wnfused.init.layers import Layer, Values, layer_of, layers_of, listed, write
 
 if TYPE_CHECKING:
     from wnfused.init.roles import Role
@@ -81,7 +81,7 @@ def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | No
         raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
     names = {layer.name for layer in layers}
     if unknown := [name for name in roles if name not in names]:
-        raise ValueError(f"{where}: roles: {listed(unknown)}: no weight-normalized layer of the model is called so")
+        raise ValueError(f"{where}: roles: the model has no weight-normalized layer named {listed(unknown)}")
     if missing := [layer.name for layer in layers if layer.name not in roles]:
         raise ValueError(
             f"{where}: roles: expected a role for every weight-normalized layer, none for {listed(missing)}"

@@ -93,7 +93,7 @@ def _worst_cases(rows: list[Row]) -> list[tuple[str, ...]]:
     for row in rows:
         if row.build.mode != "plain":
             groups.setdefault((row.build.kernel, row.build.target), []).append(row)
-    for (kernel, target), group in groups.items():
+    for (kernel, target), group in sorted(groups.items(), key=lambda item: _position(*item[0])):
         registers, where = _largest([(row.facts.registers, _variant(row)) for row in group])
         spilled = max(row.facts.spill_bytes for row in group)
         ratios = [(round(ratio, 2), _variant(row)) for row in group if (ratio := row.cycle_ratio) is not None]
@@ -101,6 +101,10 @@ def _worst_cases(rows: list[Row]) -> list[tuple[str, ...]]:
         cycles = (f"{slowest[0]:.2f}", slowest[1]) if slowest else ("", "")
         table.append((f"`{kernel}`", target, f"{registers:g}", where, str(spilled), *cycles))
     return table
+
+
+def _position(kernel: str, target: str) -> tuple[int, int]:
+    return list(KERNELS).index(kernel), TARGETS.index(target)
 
 
 def _variant(row: Row) -> str:

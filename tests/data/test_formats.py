@@ -75,7 +75,7 @@ def test_idx_files(name, below, packed, tmp_path):
     for tensor, array in zip(found, arrays.values(), strict=True):
         assert np.array_equal(tensor.numpy(), array)
     assert data.train.images.is_contiguous() and data.classes == 10
-    assert (data.mean, data.std) == (((0.5,), (1.0,)) if name == "mnist" else ((0.2860,), (0.3530,)))
+    assert (data.mean, data.std) == (((0.1307,), (0.3081,)) if name == "mnist" else ((0.2860,), (0.3530,)))
 
 
 def check_cifar(name: str, form: str, batches: made.Batches, data_dir: Path) -> None:

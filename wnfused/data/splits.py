@@ -5,6 +5,7 @@ from numbers import Integral
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wnfused.data.seeds import generator
@@ -71,6 +72,25 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 def _take(split: Split, chosen: Tensor) -> Split:
     chosen = chosen.sort().values
     return Split(split.images[chosen], split.labels[chosen])
+
+
+def first(split: Split, count: int) -> Split:
+    """The first ``count`` images."""
+    check_integer("first", "count", count, 1)
+    if count > len(split):
+        raise DataError(f"first: count: expected at most {len(split)}, the number of images, got {count}")
+    return Split(split.images[:count], split.labels[:count])
+
+
+def shrunk(split: Split, size: int) -> Split:
+    """Images of ``size`` × ``size`` pixels, each the average of the pixels that it stands for."""
+    check_integer("shrunk", "size", size, 1)
+    height, width = split.images.shape[2:]
+    if height % size or width % size:
+        raise DataError(f"shrunk: size: expected a divisor of the images' {height} × {width} pixels, got {size}")
+    blocks = (height // size, width // size)
+    parts = [F.avg_pool2d(part.float(), blocks).round().byte() for part in torch.split(split.images, 4096)]
+    return Split(torch.cat(parts), split.labels)
 
 
 def check_labels(labels: Tensor, classes: int, where: object) -> None:

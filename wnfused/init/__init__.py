@@ -1,6 +1,6 @@
 """Initialization of weight-normalized networks: the scheme of Arpit, Campos & Bengio (2019) and its baselines."""
 
-from wnfused.init.baselines import he_, torch_default_
+from wnfused.init.baselines import he_, norm_gain_, torch_default_
 from wnfused.init.data_dependent import data_dependent_
 from wnfused.init.explain import explain
 from wnfused.init.gains import gain
@@ -18,6 +18,7 @@ __all__ = [
     "hanin_",
     "he_",
     "infer_roles",
+    "norm_gain_",
     "robust_",
     "robust_layer_",
     "torch_default_",

@@ -11,10 +11,10 @@ from wnfused.init.layers import Layer
 DISTRIBUTIONS = ("orthogonal", "he")
 
 
-def check_distribution(where: str, distribution: Any) -> None:
+def check_distribution(where: str, distribution: Any, argument: str = "distribution") -> None:
     if distribution not in DISTRIBUTIONS:
         options = ", ".join(map(repr, DISTRIBUTIONS))
-        raise ValueError(f"{where}: distribution: expected one of {options}, got {distribution!r}")
+        raise ValueError(f"{where}: {argument}: expected one of {options}, got {distribution!r}")
 
 
 def check_generator(where: str, generator: Any) -> None:

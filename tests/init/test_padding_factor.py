@@ -182,6 +182,32 @@ def test_random_convolutions_keep_the_energy_of_the_dominant_mode(make, sizes):
     assert padding_factor(layer, sizes) ** 2 < 1 - 4 * error  # without the factor it is not kept
 
 
+def conv(taps: int = 3, stride: int = 1, dilation: int = 1, padding: int | str | None = None) -> nn.Conv1d:
+    padding = dilation * (taps - 1) // 2 if padding is None else padding
+    return nn.Conv1d(1, 1, taps, stride, padding, dilation, bias=False, dtype=torch.float64)
+
+
+CHAINS = [  # the table of docs/initialization.md
+    (32, [conv(stride=2)] * 2 + [conv()] * 98, 0.016, 0.88),
+    (32, ([conv()] * 18 + [conv(stride=2)]) * 2 + [conv()] * 18, 0.31, 0.86),
+    (8, [conv(5)] * 30, 0.034, 0.93),
+    (32, [conv(stride=2)] * 5, 0.50, 0.91),
+    (32, [conv(dilation=2 ** (i % 4)) for i in range(24)], 0.26, 0.82),
+    (16, [conv(4, padding="same")] * 40, 0.043, 0.10),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize(("size", "layers", "ignored", "aware"), CHAINS)
+def test_energy_of_chains_from_an_even_map(size, layers, ignored, aware):
+    energy, divided = np.ones(size), 1.0
+    for layer in layers:
+        divided *= padding_factor(layer, len(energy)) ** 2
+        energy = energy_operator(layer, (len(energy),)) @ energy
+    assert energy.mean() == pytest.approx(ignored, rel=0.05)
+    assert energy.mean() / divided == pytest.approx(aware, rel=0.05)
+
+
 BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: padding_factor(nn.Linear(3, 3), 8),

@@ -135,7 +135,7 @@ def _watched(layers: dict[str, Any], maps: dict[str, list[tuple[Sizes, Sizes]]])
 
         return hook
 
-    # Before the user's own hooks, which may give something else than the layer's output.
+    # Run before the user's hooks, which may replace the layer's output.
     handles = [
         module.register_forward_hook(hook_for(name), prepend=True, with_kwargs=True) for name, module in layers.items()
     ]

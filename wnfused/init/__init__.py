@@ -6,6 +6,7 @@ from wnfused.init.explain import explain
 from wnfused.init.gains import gain
 from wnfused.init.graph import RolesUnknown
 from wnfused.init.hanin import hanin_
+from wnfused.init.padding import padding_factor
 from wnfused.init.robust import robust_, robust_layer_
 from wnfused.init.roles import Role, infer_roles
 
@@ -19,6 +20,7 @@ __all__ = [
     "he_",
     "infer_roles",
     "norm_gain_",
+    "padding_factor",
     "robust_",
     "robust_layer_",
     "torch_default_",

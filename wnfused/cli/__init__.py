@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from wnfused.cli import train, report, build, info, tune, audit, doctor  # isort: skip
+from wnfused.cli import train, experiment, report, build, info, tune, audit, doctor  # isort: skip
 from wnfused.cli.commands import (
     COMMANDS,
     Command,
@@ -15,7 +15,7 @@ from wnfused.cli.commands import (
     wnfused_version,
 )
 
-__all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "info", "main", "report", "train", "tune"]
+__all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "experiment", "info", "main", "report", "train", "tune"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,1 +1,7 @@
-"""Experiments: what initialization and fusing are worth, shown on whole networks."""
+"""The experiments of Arpit, Campos & Bengio (2019), one file each, and the showcase of ``wnfused train``."""
+
+from wnfused.experiments.catalog import MODULES, check, run
+
+NAMES = tuple(MODULES)
+
+__all__ = ["NAMES", "check", "run"]

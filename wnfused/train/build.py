@@ -17,6 +17,11 @@ Shape = tuple[int, int, int]  # channels, height, width
 FORMS = "resnetN[-basic|-bottleneck], wrn-N-k[-stem2], mlp-LAYERS-WIDTH or cnn-LAYERS[-CHANNELS]"
 
 
+ROBUST: dict[str, dict[str, Any]] = {
+    "robust": {},
+    "robust_he": {"distribution": "he"},
+    "robust_padding": {"padding": "aware"},
+}
 BASELINES: dict[str, Callable[..., None]] = {
     "he": init.he_,
     "torch_default": init.torch_default_,
@@ -78,9 +83,8 @@ def _initialize(
 ) -> None:
     example = torch.zeros(2, *shape)
     normalized = any(isinstance(module, wnfused.WNLinear | wnfused.WNConv2d) for module in model.modules())
-    if scheme in ("robust", "robust_he"):
-        distribution = "he" if scheme == "robust_he" else "orthogonal"
-        init.robust_(model, example, distribution=distribution, generator=generator)
+    if scheme in ROBUST:
+        init.robust_(model, example, **ROBUST[scheme], generator=generator)
     elif scheme == "hanin":
         init.hanin_(model, example, generator=generator)
     elif scheme == "data_dependent":

@@ -21,6 +21,7 @@ INITS = {
     "weight": (
         "robust",
         "robust_he",
+        "robust_padding",
         "torch_default",
         "norm_gain",
         "norm_gain_he",

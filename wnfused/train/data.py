@@ -28,7 +28,7 @@ def load(config: Config, world: World) -> Images:
     try:
         if world.size > 1:  # one process downloads; the others find what it has left
             world.from_first(lambda: _fetch(config))
-        return _loaders(config, _prepared(config, _read(config)), world)
+        return loaders(config, _read(config), world)
     except DataError as error:
         raise RunError(str(error)) from error
 
@@ -60,7 +60,8 @@ def _prepared(config: Config, dataset: data.Dataset) -> data.Dataset:
     return dataset
 
 
-def _loaders(config: Config, dataset: data.Dataset, world: World) -> Images:
+def loaders(config: Config, dataset: data.Dataset, world: World) -> Images:
+    dataset = _prepared(config, dataset)
     train, held_out = dataset.train, None
     if config.validation:
         train, held_out = data.hold_out(train, config.validation, config.seed)

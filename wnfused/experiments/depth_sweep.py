@@ -1,0 +1,159 @@
+"""What the depth experiments share: per depth and initialization, the largest stable learning rate, then the seeds.
+
+1. Bisect the learning rate with short runs of one seed.
+2. Train the whole length with one seed at the largest stable rate and the ones below it; keep the most accurate.
+3. Spend the other seeds there.
+
+Every initialization sees the same seeds, and so the same batches.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from wnfused.experiments.jobs import Job, Outcome
+from wnfused.experiments.plots import axes, color, label
+from wnfused.experiments.results import Findings, Table
+from wnfused.experiments.search import largest_stable, survived
+from wnfused.experiments.statistics import mean_std, plus_minus
+from wnfused.experiments.sweep import Sweep
+from wnfused.experiments.trial import trial
+
+TRIED = 3  # learning rates whose runs have full length: the largest stable one and those below it
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One depth: how it is called in tables, its network, and what it changes in the base settings."""
+
+    layers: int
+    model: str
+    search_steps: int
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    base: Mapping[str, Any]  # fields of Config
+    depths: Sequence[Depth]
+    inits: Sequence[str]
+    rates: Sequence[float]  # rising
+    seeds: int
+    deviations: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One initialization at one depth."""
+
+    stable_rate: float | None  # the largest that the search survived
+    best_rate: float | None
+    runs: Sequence[Outcome]  # of all seeds, at the best rate
+
+    @property
+    def accuracies(self) -> list[float]:
+        return [run["test_accuracy"] for run in self.runs if run["test_accuracy"] is not None]
+
+    @property
+    def lost(self) -> int:
+        """Runs that diverged by the paper's rule."""
+        return sum(not survived(run) for run in self.runs)
+
+
+Cells = dict[tuple[int, str], Cell]
+
+
+def measure(setting: Setting, sweep: Sweep) -> Cells:
+    cells: Cells = {}
+    for depth in setting.depths:
+        stable = largest_stable(
+            sweep,
+            f"{depth.layers} layers",
+            {init: partial(_search_trial, setting, depth, init) for init in setting.inits},
+            setting.rates,
+        )
+        best = _best_rates(setting, depth, stable, sweep)
+        pairs = [(init, seed) for init in setting.inits if best[init] for seed in range(setting.seeds)]
+        jobs = [_trial(setting, depth, init, best[init] or 0.0, seed=seed, test=True) for init, seed in pairs]
+        outcomes = sweep.run(f"{depth.layers} layers, seeds", jobs)
+        for init in setting.inits:
+            runs = [outcome for (name, _), outcome in zip(pairs, outcomes, strict=True) if name == init]
+            cells[depth.layers, init] = Cell(stable[init], best[init], runs)
+    return cells
+
+
+def _best_rates(
+    setting: Setting, depth: Depth, stable: Mapping[str, float | None], sweep: Sweep
+) -> dict[str, float | None]:
+    """The most accurate of the largest stable rates; what diverges in a whole run counts as 0."""
+    tried = {
+        init: [] if rate is None else [r for r in setting.rates if r <= rate][-TRIED:] for init, rate in stable.items()
+    }
+    pairs = [(init, rate) for init, rates in tried.items() for rate in rates]
+    jobs = [_trial(setting, depth, init, rate, test=True) for init, rate in pairs]
+    scores = {
+        pair: outcome["test_accuracy"] or 0.0
+        for pair, outcome in zip(pairs, sweep.run(f"{depth.layers} layers, rates", jobs), strict=True)
+    }
+    best: dict[str, float | None] = {}
+    for init, rates in tried.items():
+        best[init] = max(((scores[init, rate], rate) for rate in rates), default=(0.0, None))[1]
+    return best
+
+
+def _search_trial(setting: Setting, depth: Depth, init: str, lr: float) -> Job:
+    return _trial(setting, depth, init, lr, max_steps=depth.search_steps)
+
+
+def _trial(setting: Setting, depth: Depth, init: str, lr: float, *, test: bool = False, **more: Any) -> Job:
+    method = {"norm": "batch", "init": "he"} if init == "batch" else {"init": init}
+    return trial(test=test, **{**setting.base, "model": depth.model, **depth.changes, **method, "lr": lr, **more})
+
+
+def findings(setting: Setting, cells: Cells, paragraphs: Sequence[str]) -> Findings:
+    layers = [depth.layers for depth in setting.depths]
+    head = ["initialization", *(f"{count} layers" for count in layers)]
+    accuracy = [[label(init), *(_accuracy(cells[n, init]) for n in layers)] for init in setting.inits]
+    rates = [[label(init), *(_rates(cells[n, init]) for n in layers)] for init in setting.inits]
+    figure, (left, right) = axes(2)
+    for init in setting.inits:
+        points = [(n, *mean_std(cells[n, init].accuracies)) for n in layers if cells[n, init].accuracies]
+        if points:
+            x, mean, std = zip(*points, strict=True)
+            left.errorbar(x, mean, std, marker="o", capsize=2, color=color(init), label=label(init))
+        known = [(n, rate) for n in layers if (rate := cells[n, init].stable_rate)]
+        if known:
+            right.loglog(*zip(*known, strict=True), marker="o", color=color(init))
+    left.set(xscale="log", xlabel="layers", ylabel="test accuracy")
+    right.set(xlabel="layers", ylabel="largest stable learning rate")
+    left.legend(frameon=False, fontsize=7)
+    numbers = {
+        f"{n} layers, {init}": {
+            "largest_stable_lr": cell.stable_rate,
+            "lr": cell.best_rate,
+            "test_accuracies": cell.accuracies,
+            "diverged": cell.lost,
+            "threshold_steps": [run["threshold_step"] for run in cell.runs],
+            "seeds": len(cell.runs),
+        }
+        for (n, init), cell in cells.items()
+    }
+    tables = {
+        "Test accuracy in %, at the best learning rate, over seeds": Table(head, accuracy),
+        "Largest stable learning rate (the one used)": Table(head, rates),
+    }
+    return Findings(numbers, tables, {"depth": figure}, paragraphs, setting.deviations)
+
+
+def _accuracy(cell: Cell) -> str:
+    if cell.best_rate is None:
+        return "diverges at every rate"
+    text = plus_minus([100 * accuracy for accuracy in cell.accuracies], 1)
+    return f"{text} ({cell.lost} of {len(cell.runs)} diverged)" if cell.lost else text
+
+
+def _rates(cell: Cell) -> str:
+    if cell.stable_rate is None:
+        return "none"
+    return f"{cell.stable_rate:g} ({cell.best_rate:g})"

@@ -1,0 +1,46 @@
+"""Figures of one style for all experiments."""
+
+from typing import TYPE_CHECKING, Any
+
+from wnfused.train import RunError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The same initialization has the same name and color in every plot.
+INITS = {
+    "robust": ("proposed", "#1f77b4"),
+    "robust_he": ("proposed gains, He directions", "#17becf"),
+    "norm_gain": ("paper's default: orthogonal, g = ‖v‖", "#ff7f0e"),
+    "norm_gain_he": ("He, g = ‖v‖", "#bcbd22"),
+    "torch_default": ("torch's default", "#8c564b"),
+    "data_dependent": ("data-dependent", "#d62728"),
+    "hanin": ("stage-wise Hanin", "#2ca02c"),
+    "he": ("He, g = 1", "#9467bd"),
+    "robust_padding": ("proposed, padding-aware", "#e377c2"),
+    "batch": ("batch norm", "#7f7f7f"),
+}
+
+
+def label(init: str) -> str:
+    return INITS[init][0]
+
+
+def color(init: str) -> str:
+    return INITS[init][1]
+
+
+def axes(columns: int = 1, width: float = 4.8, height: float = 3.4, **options: Any) -> "tuple[Figure, list[Axes]]":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise RunError(
+            "matplotlib is not installed; install the extra: pip install -c constraints.txt '.[train]'"
+        ) from None
+    figure = Figure(figsize=(width * columns, height), layout="constrained")
+    panels = figure.subplots(1, columns, squeeze=False, **options)[0]
+    for panel in panels:
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, list(panels)

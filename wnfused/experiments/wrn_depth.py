@@ -51,9 +51,9 @@ PAPER = Setting(
 )
 
 
-PAPER_SAYS = """The paper trains WRNs with k = 1 for one epoch. It reports about the same accuracy at every depth for the
-proposed initialization; PyTorch's default (orthogonal weights, g = ‖v‖) diverges at most depths, the data-dependent one
-needs small learning rates, and stage-wise Hanin rates ten times smaller."""
+PAPER_SAYS = """The paper trains WRNs with k = 1 for one epoch. It reports about the same accuracy at every depth for
+the proposed initialization; PyTorch's default (orthogonal weights, g = ‖v‖) diverges at most depths, the data-dependent
+one needs small learning rates, and stage-wise Hanin rates ten times smaller."""
 
 
 def run(setting: Setting, sweep: Sweep) -> Findings:

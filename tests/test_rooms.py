@@ -50,6 +50,7 @@ MUST_NOT_KNOW = {
     "wnfused/unchanged.py": {"layers"},
     "wnfused/model_io.py": {"layers"},
     "wnfused/files.py": {"layers"},
+    "wnfused/extras.py": {"layers"},
     "wnfused/data/": {"models", "training"},
     "wnfused/train/": {"experiments"},
     "wnfused/experiments/": {"cli"},

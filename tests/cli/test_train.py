@@ -92,7 +92,7 @@ BAD = [
     (["--device", "cuda:99"], "device: cuda:99: torch sees"),
     (["--run-dir", "file"], "run folder file: a file has that name"),
     (["--run-dir", "file/below"], "cannot make the run folder file/below: Not a directory"),
-    (["--tensorboard"], "tensorboard: the package tensorboard is not installed"),
+    (["--tensorboard"], "tensorboard: tensorboard is not installed; install the extra 'tensorboard': pip"),
 ]
 
 

@@ -233,6 +233,25 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert row.split()[1] == "finished"
 
 
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (["sklearn"], "scikit-learn is not installed"),
+        (["matplotlib"], "matplotlib is not installed"),
+        (["sklearn", "matplotlib"], "scikit-learn and matplotlib are not installed"),
+    ],
+)
+def test_missing_packages_are_named_before_anything_is_shown(tmp_path, capsys, monkeypatch, modules, said):
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train"]) == 2
+    install = "install the extra 'train': pip install -c constraints.txt \".[train]\""
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"wnfused: train: {said}; {install}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_several_processes_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -1,6 +1,7 @@
 """The configuration: what it accepts, what it refuses and how, and that files and presets speak the same language."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,16 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, text: str | None, 
     with pytest.raises(RunError) as refusal:
         read(tmp_path / name)
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("suffix", "module", "package"), [("yaml", "yaml", "pyyaml"), ("toml", "tomli", "tomli")])
+def test_a_missing_reader_is_named_with_its_extra(tmp_path: Path, monkeypatch, suffix: str, module: str, package: str):
+    if module == "tomli":
+        monkeypatch.setattr(sys, "version_info", (3, 10))
+    monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / f"a.{suffix}").write_text("")
+    with pytest.raises(RunError, match=f"{package} is not installed; install the extra 'train': pip install"):
+        read(tmp_path / f"a.{suffix}")
 
 
 def test_an_unknown_setting_in_a_file():

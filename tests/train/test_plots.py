@@ -39,6 +39,12 @@ def test_no_run(tmp_path):
     assert not (tmp_path / "empty" / "plots").exists()
 
 
+def test_without_matplotlib(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="matplotlib is not installed; install the extra 'train': pip install"):
+        plot_run(write_run(tmp_path / "run"))
+
+
 def test_importing_it_does_not_import_matplotlib():
     code = "import sys, wnfused.train.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,7 +1,9 @@
-"""Plots of the diagnostics. matplotlib comes with the extra ``wnfused[train]``."""
+"""Plots of the diagnostics. They need matplotlib, of the extra ``train``."""
 
 from pathlib import Path
 from typing import Any
+
+from wnfused.extras import not_installed
 
 Curve = list[tuple[float, float]]  # mean and standard deviation, layer by layer
 
@@ -11,7 +13,7 @@ def _figure(**options: Any) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'wnfused[train]'") from error
+        raise ImportError(not_installed("matplotlib"), name="matplotlib") from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
     return figure

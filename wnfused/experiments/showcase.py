@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from wnfused import data, report
+from wnfused import data, extras, report
 from wnfused.diagnostics.timing import Timing
 from wnfused.experiments import step_time
 from wnfused.report import Table, numbers
@@ -58,6 +58,8 @@ def run(
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RunError("the showcase is for one process: for several name a run, as with --preset and --run-dir")
+    if gone := extras.missing("sklearn", "matplotlib"):
+        raise RunError(extras.not_installed(*gone))
     check(showcase.config)
     folder, goes_on = place(root, showcase)
     RunFolder(folder / _slug(next(iter(INITS)))).make()

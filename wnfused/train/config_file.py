@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from wnfused.extras import not_installed
 from wnfused.train.errors import RunError
 
 
@@ -34,7 +35,7 @@ def _toml(text: str, path: Path) -> Any:
         try:
             import tomli as tomllib
         except ImportError:
-            raise RunError("--config: reading TOML needs Python 3.11 or the package tomli (extra `train`)") from None
+            raise RunError(f"--config: {path}: {not_installed('tomli')}") from None
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -45,7 +46,7 @@ def _yaml(text: str, path: Path) -> Any:
     try:
         import yaml
     except ImportError:
-        raise RunError("--config: reading YAML needs the package pyyaml (extra `train`)") from None
+        raise RunError(f"--config: {path}: {not_installed('yaml')}") from None
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:

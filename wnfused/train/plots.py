@@ -1,8 +1,9 @@
-"""A run's curves as pictures, drawn at its end. matplotlib comes with the extra ``wnfused[train]``."""
+"""A run's curves as pictures, drawn at its end. They need matplotlib, of the extra ``train``."""
 
 from pathlib import Path
 from typing import Any
 
+from wnfused.extras import not_installed
 from wnfused.train.records import Record, read
 
 TRAINING, VALIDATION, RATE = "#d55e00", "#0072b2", "#00835f"  # told apart by colour-blind readers too
@@ -69,7 +70,7 @@ def _figure(**options: Any) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'wnfused[train]'", name="matplotlib") from error
+        raise ImportError(not_installed("matplotlib"), name="matplotlib") from error
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
     return figure

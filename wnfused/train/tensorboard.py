@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from wnfused.extras import not_installed
 from wnfused.train.errors import RunError
 
 
@@ -11,10 +12,7 @@ def check() -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError:
-        raise RunError(
-            "tensorboard: the package tensorboard is not installed (extra `tensorboard`); install it or leave out "
-            "--tensorboard"
-        ) from None
+        raise RunError(f"tensorboard: {not_installed('tensorboard')}") from None
 
 
 class Board:

@@ -20,12 +20,12 @@ from benchmarks.layers import environment
 from wnfused.data import Augmentation, Loader, Split
 from wnfused.diagnostics.timing import interleave
 from wnfused.train import Config, Progress
-from wnfused.train.build import network
 from wnfused.train.data import Images
 from wnfused.train.distributed import World
 from wnfused.train.loop import Trainer
+from wnfused.train.model import network
 from wnfused.train.optimizer import sgd
-from wnfused.train.run_folder import RunFolder
+from wnfused.train.run_directory import RunFolder
 
 SHAPE, CLASSES = (3, 32, 32), 10
 # The first is the baseline. All but batch norm start as the same function.

@@ -44,7 +44,7 @@ def stage() -> Stage:
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
     """The runs' pictures have a test of their own."""
-    monkeypatch.setattr("wnfused.train.plots.plot_run", lambda folder: [])
+    monkeypatch.setattr("wnfused.train.curves.plot_run", lambda folder: [])
 
 
 def test_three_runs_that_differ_in_the_initialization_alone(tmp_path, stage):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.run_folders import diverged, epoch, write_run
+from tests.support.run_directories import diverged, epoch, write_run
 from wnfused import cli
 from wnfused.report import ReportError, Table, render, ticks, write
 from wnfused.report.curves import Curve, panel

@@ -17,7 +17,7 @@ import torch
 from tests.support.train_cases import config, same, use
 from wnfused.train import RunError, WriteError, checkpoints, digest, train
 from wnfused.train.checkpoints import FORMAT, KEYS, Unusable, latest, load, save, save_step, steps
-from wnfused.train.run_folder import AtomicFile, RunFolder
+from wnfused.train.run_directory import AtomicFile, RunFolder
 
 
 def payload(number: int = 0) -> dict[str, Any]:

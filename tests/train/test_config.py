@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from wnfused.train import Config, RunError, preset
-from wnfused.train.build import architecture
 from wnfused.train.config import FIELDS, from_mapping
 from wnfused.train.config_file import read
+from wnfused.train.model import architecture
 from wnfused.train.presets import PRESETS
 
 

@@ -15,7 +15,7 @@ from wnfused.train import Config, Result, checkpoints, run, train
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.interrupts import Interrupts, passed_on
 from wnfused.train.loop import Trainer
-from wnfused.train.run_folder import RunFolder
+from wnfused.train.run_directory import RunFolder
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
 WILD = {"lr": 1e5}  # diverges at step 2

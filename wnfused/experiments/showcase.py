@@ -21,7 +21,7 @@ from wnfused.report import Table, numbers
 from wnfused.train import Config, Progress, Result, RunError, records, train
 from wnfused.train.interrupts import passed_on
 from wnfused.train.run import check
-from wnfused.train.run_folder import RunFolder, write_atomically
+from wnfused.train.run_directory import RunFolder, write_atomically
 
 INITS = {"torch default": "torch_default", "data-dependent": "data_dependent", "proposed": "robust"}
 PAGE = "report.html"

@@ -9,7 +9,7 @@ import torch
 
 from wnfused.train import digest
 from wnfused.train.errors import RunError
-from wnfused.train.run_folder import AtomicFile
+from wnfused.train.run_directory import AtomicFile
 
 FORMAT = "wnfused training checkpoint 1"
 KEYS = {"format", "config", "model", "optimizer", "ema", "scaler", "position", "meter", "history", "best", "random"}

@@ -12,7 +12,7 @@ from typing import Any
 
 from wnfused.data import NAMES as DATA
 from wnfused.models.norm import NORMS
-from wnfused.train import schedules
+from wnfused.train import optimization
 from wnfused.train.errors import RunError, nearest
 
 IMPLS = ("wnfused", "torch")
@@ -54,7 +54,7 @@ class Config:
     accumulate: int = _about(1, "parts in which a batch is computed, to save memory")
     drop_last: bool = _about(False, "leave out the last batch of an epoch when it is not full")
     lr: float = _about(0.1, "learning rate, after warmup and before the first decay")
-    schedule: str = _about("constant", f"{', '.join(schedules.NAMES)}, or FACTOR@EPOCH,EPOCH as in 0.1@91,136")
+    schedule: str = _about("constant", f"{', '.join(optimization.NAMES)}, or FACTOR@EPOCH,EPOCH as in 0.1@91,136")
     warmup: str = _about("quadratic", "how the learning rate rises during warmup", WARMUPS)
     warmup_epochs: float = _about(0.0, "length of the warmup; 0: none")
     warmup_lr: float = _about(0.0, "learning rate that the warmup starts from")
@@ -174,4 +174,4 @@ def _check_combinations(config: Config) -> None:
         raise RunError(f"accumulate: {config.accumulate} parts of a batch of {config.batch_size} images")
     if config.warmup_epochs > config.epochs:
         raise RunError(f"warmup_epochs: {config.warmup_epochs:g} is longer than the {config.epochs} epochs of the run")
-    schedules.milestones(config.schedule, config.epochs)  # raises for an unknown name
+    optimization.milestones(config.schedule, config.epochs)  # raises for an unknown name

@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wnfused.train import checkpoints, distributed, schedules, state
+from wnfused.train import checkpoints, distributed, optimization, state
 from wnfused.train.config import Config
 from wnfused.train.data import Images
 from wnfused.train.distributed import World
 from wnfused.train.ema import EMA
 from wnfused.train.evaluate import evaluate
 from wnfused.train.interrupts import SIGNALS, Interrupts
-from wnfused.train.meter import Meter
+from wnfused.train.metrics import Meter
 from wnfused.train.optimizer import sgd
 from wnfused.train.progress import Moment, Progress
 from wnfused.train.result import Result
-from wnfused.train.run_folder import RunFolder
+from wnfused.train.run_directory import RunFolder
 from wnfused.train.tensorboard import Board
 
 READ_EVERY = 10  # steps between two looks at the loss
@@ -102,7 +102,7 @@ class Trainer:
         self.meter.add(loss, correct, size)
 
     def learning_rate(self, step: int) -> float:
-        return schedules.learning_rate(self.config, step, len(self.images.train))
+        return optimization.learning_rate(self.config, step, len(self.images.train))
 
     def _gradients(self, images: Tensor, labels: Tensor, size: int) -> tuple[Tensor, Tensor]:
         """Gradients of the mean loss over the ``size`` images of all processes; own sum of losses and right answers.

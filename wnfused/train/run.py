@@ -6,14 +6,15 @@ from typing import Any
 from torch import nn
 
 from wnfused.ops import backends
-from wnfused.train import build, checkpoints, data, distributed, environment, schedules, state, tensorboard
+from wnfused.train import checkpoints, data, distributed, environment, optimization, state, tensorboard
+from wnfused.train import model as networks
 from wnfused.train.config import FREE, Config, from_mapping
 from wnfused.train.distributed import World
 from wnfused.train.errors import RunError
 from wnfused.train.loop import Trainer
 from wnfused.train.progress import Progress
 from wnfused.train.result import Result
-from wnfused.train.run_folder import RunFolder
+from wnfused.train.run_directory import RunFolder
 
 
 def train(
@@ -47,7 +48,7 @@ def _train(config: Config, folder: RunFolder, world: World, progress: Progress, 
         return ended
     images = data.load(config, world)
     _check_machine(config, world)
-    model = build.network(config, images.shape, images.classes, lambda: images.first_batch)
+    model = networks.network(config, images.shape, images.classes, lambda: images.first_batch)
     try:
         saved = world.from_first(lambda: _open(folder, config, world, resume, progress))
         return _run(Trainer(config, model, images, folder, world, progress, saved))
@@ -166,7 +167,7 @@ def _check_epochs(saved: checkpoints.Payload, config: Config) -> None:
     if config.epochs < past:
         raise RunError(f"cannot resume with epochs {config.epochs}: the run is in epoch {past} already")
     for epoch in range(past):
-        rates = [schedules.learning_rate(run, epoch, 1) for run in (before, config)]
+        rates = [optimization.learning_rate(run, epoch, 1) for run in (before, config)]
         if rates[0] != rates[1]:
             raise RunError(
                 f"cannot resume with epochs (there {before.epochs}, asked {config.epochs}): the schedule "
@@ -227,7 +228,7 @@ def _check_best(folder: RunFolder, saved: checkpoints.Payload, progress: Progres
 
 def _plot(path: Path, progress: Progress) -> None:
     """The run is complete and safe by now: pictures that cannot be drawn are no reason to fail."""
-    from wnfused.train.plots import plot_run
+    from wnfused.train.curves import plot_run
 
     try:
         plot_run(path)
@@ -240,6 +241,6 @@ def load_best(run_dir: Path | str) -> nn.Module:
     kept: dict[str, Any] = checkpoints.load_best(Path(run_dir) / "checkpoints")
     config = from_mapping(kept["config"], str(run_dir))
     channels, height, width = kept["shape"]
-    model = build.bare(config, (channels, height, width), kept["classes"])
+    model = networks.bare(config, (channels, height, width), kept["classes"])
     state.load_model(model, kept["model"])
     return model.eval()

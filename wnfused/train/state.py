@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from wnfused.train.meter import Meter
+from wnfused.train.metrics import Meter
 from wnfused.train.sharded import local, part_like, whole
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wnfused.train import Config
-from wnfused.train.schedules import NAMES, learning_rate, milestones
+from wnfused.train.optimization import NAMES, learning_rate, milestones
 
 
 @pytest.mark.parametrize(

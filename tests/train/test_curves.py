@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.support.run_folders import diverged, epoch, write_run
-from wnfused.train.plots import plot_run
+from tests.support.run_directories import diverged, epoch, write_run
+from wnfused.train.curves import plot_run
 from wnfused.train.records import RecordError
 
 matplotlib_image = pytest.importorskip("matplotlib.image")
@@ -46,5 +46,5 @@ def test_without_matplotlib(tmp_path, monkeypatch):
 
 
 def test_importing_it_does_not_import_matplotlib():
-    code = "import sys, wnfused.train.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, wnfused.train.curves; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import wnfused
 from tests.support.train_cases import CLASSES, config, dataset, same, use
 from wnfused.train import Config, Result, RunError, load_best, train
-from wnfused.train.build import network
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.ema import EMA
-from wnfused.train.meter import Meter
+from wnfused.train.metrics import Meter
+from wnfused.train.model import network
 from wnfused.train.optimizer import sgd
 
 

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import wnfused
 from wnfused.train import Config
-from wnfused.train.build import network
 from wnfused.train.config import INITS
+from wnfused.train.model import network
 
 SHAPE = (3, 8, 8)
 BATCH = torch.randn(16, *SHAPE, generator=torch.Generator().manual_seed(0))

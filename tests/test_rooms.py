@@ -51,6 +51,8 @@ MUST_NOT_KNOW = {
     "wnfused/model_io.py": {"layers"},
     "wnfused/files.py": {"layers"},
     "wnfused/extras.py": {"layers"},
+    "wnfused/suggestions.py": {"layers"},
+    "wnfused/formatting.py": {"layers"},
     "wnfused/data/": {"models", "training"},
     "wnfused/train/": {"experiments"},
     "wnfused/experiments/": {"cli"},

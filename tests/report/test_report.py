@@ -63,7 +63,7 @@ def test_the_page_of_one_run(capsys, tmp_path):
     code, out, err = run(capsys, folder)
     assert (code, out, err) == (0, f"{folder / 'report.html'} (1 run)\n", "")
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    for said in ("finished", "73.21 %", "74.00 %", "Accuracy", "Loss", "Learning rate", "resnet20", "2.13.0"):
+    for said in ("finished", "73.21%", "74.00%", "Accuracy", "Loss", "Learning rate", "resnet20", "2.13.0"):
         assert any(said in text for text in page.texts), said
 
 
@@ -113,7 +113,7 @@ def test_the_best_stands_out_and_speed_does_not(tmp_path):
     (bad / "result.json").write_text(json.dumps({"status": "finished", "test_accuracy": 0.5}))
     source = render([records.read(good), records.read(bad)])
     best = re.findall(r'<td class="number best" data-label="([^"]*)">([^<]*)<', source)
-    assert best == [("validation", "74.00 %"), ("test", "73.21 %"), ("training loss", "0.6667")]
+    assert best == [("validation", "74.00%"), ("test", "73.21%"), ("training loss", "0.6667")]
 
 
 def test_a_diverged_run_has_a_page(tmp_path):
@@ -136,13 +136,13 @@ def test_a_run_that_is_still_going(capsys, tmp_path):
     code, _, err = run(capsys, folder)
     assert code == 0
     assert [line.partition(f"{folder}: ")[2] for line in err.splitlines()] == [
-        "the last line of metrics.jsonl is cut off, as while it is being written: left out",
-        "no result.json: the run is still going, or was stopped after epoch 3",
+        "skipped the last line of metrics.jsonl, which is incomplete",
+        "no result.json: the run is still running, or was stopped after epoch 3",
     ]
     texts = Page((folder / "report.html").read_text(encoding="utf-8")).texts
     assert "unfinished" in texts
-    assert "no result.json: the run is still going, or was stopped after epoch 3" in texts
-    assert "74.00 %" in texts  # the best so far, from the epochs
+    assert "no result.json: the run is still running, or was stopped after epoch 3" in texts
+    assert "74.00%" in texts  # the best so far, from the epochs
 
 
 def test_broken_files_are_named_and_the_rest_is_shown(tmp_path):
@@ -155,10 +155,10 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path):
     (folder / "result.json").write_bytes(b"\xff\xfe[]")
     record = records.read(folder)
     assert record.notes == [
-        *(f"line {n} of metrics.jsonl is not an epoch: left out" for n in (2, 3, 4, 5)),
-        "config.json is not readable JSON (cut off, or not written by a run)",
+        *(f"skipped line {n} of metrics.jsonl, which is not an epoch" for n in (2, 3, 4, 5)),
+        "config.json is not valid JSON (truncated, or not written by a run)",
         "no environment.json",
-        "result.json is not readable JSON (cut off, or not written by a run)",
+        "result.json is not valid JSON (truncated, or not written by a run)",
     ]
     assert record.curve("train_loss") == [(1, 2.0), (3, pytest.approx(2 / 3))]
     assert [at for at, _ in record.curve("lr")] == [1, 3]
@@ -184,13 +184,13 @@ def test_no_content_of_a_run_folder_breaks_the_reader(tmp_path_factory, metrics,
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: None, "no such run folder"),
-        (lambda folder: folder.write_text(""), "no such run folder"),
+        (lambda folder: None, "no such directory"),
+        (lambda folder: folder.write_text(""), "no such directory"),
         (
             lambda folder: folder.mkdir(),
-            "no metrics.jsonl in it, so it is not a run folder, or its first epoch is not over",
+            "has no metrics.jsonl; it is not a run directory, or the first epoch has not finished",
         ),
-        (lambda folder: write_run(folder, []), "no readable epoch in its metrics.jsonl"),
+        (lambda folder: write_run(folder, []), "metrics.jsonl has no readable epoch"),
     ],
     ids=["missing", "file", "empty", "no epoch"],
 )
@@ -216,7 +216,7 @@ def test_only_a_report_is_overwritten(capsys, tmp_path):
     output.write_text("mine")
     code, out, err = run(capsys, folder, "--output", output)
     assert (code, out) == (2, "")
-    said = f"{output} exists and is not a report; choose another path or pass force=True to replace it"
+    said = f"{output} exists and is not a report; choose another path or pass --force to replace it"
     assert err == f"wnfused: report: {said}\n"
     assert output.read_text() == "mine"
     assert run(capsys, folder, "--output", output, "--force")[0] == 0
@@ -233,11 +233,11 @@ def test_an_output_that_cannot_be_written(capsys, tmp_path):
     assert run(capsys, folder, "--output", tmp_path) == (
         2,
         "",
-        f"wnfused: report: cannot write {tmp_path}: it is a folder\n",
+        f"wnfused: report: cannot write {tmp_path}: it is a directory\n",
     )
     lost = tmp_path / "no" / "page.html"
     assert run(capsys, folder, "--output", lost)[2] == (
-        f"wnfused: report: cannot write {lost}: its folder does not exist\n"
+        f"wnfused: report: cannot write {lost}: its directory does not exist\n"
     )
     long = tmp_path / ("x" * 300)
     with pytest.raises(ReportError, match="cannot write .*: File name too long"):

@@ -1,4 +1,4 @@
-"""The pictures a run ends with."""
+"""The plots of a run."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from wnfused.train.records import RecordError
 matplotlib_image = pytest.importorskip("matplotlib.image")
 
 
-def test_three_small_pictures(tmp_path):
+def test_three_small_plots(tmp_path):
     folder = write_run(tmp_path / "run", [epoch(n, lr=0.1**n) for n in range(1, 61)])
     files = plot_run(folder)
     assert files == [folder / "plots" / name for name in ("loss.png", "accuracy.png", "lr.png")]
@@ -21,20 +21,20 @@ def test_three_small_pictures(tmp_path):
         assert picture.shape[:2] == (408, 672)
         assert picture[..., :3].std() > 0.02  # something is drawn
         assert file.stat().st_size < 60_000
-    assert plot_run(folder) == files  # drawn anew, as after a resumed run
+    assert plot_run(folder) == files  # drawn again, as after a resumed run
 
 
-def test_a_run_that_diverged_has_the_pictures_it_can_have(tmp_path):
+def test_a_diverged_run_has_the_plots_that_have_data(tmp_path):
     assert [file.name for file in plot_run(write_run(tmp_path / "early", [diverged(1)]))] == ["lr.png"]
     late = write_run(tmp_path / "late", [epoch(1), diverged(2)])
     assert [file.name for file in plot_run(late)] == ["loss.png", "accuracy.png", "lr.png"]
 
 
-def test_no_run(tmp_path):
-    with pytest.raises(RecordError, match="no such run folder"):
+def test_not_a_run_directory(tmp_path):
+    with pytest.raises(RecordError, match="no such directory"):
         plot_run(tmp_path / "none")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RecordError, match="no metrics.jsonl"):
+    with pytest.raises(RecordError, match="has no metrics.jsonl"):
         plot_run(tmp_path / "empty")
     assert not (tmp_path / "empty" / "plots").exists()
 

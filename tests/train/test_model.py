@@ -1,4 +1,4 @@
-"""The networks of a configuration: every norm, initialization and implementation that go together."""
+"""The network of a configuration: every valid combination of norm, initialization and implementation."""
 
 import pytest
 import torch

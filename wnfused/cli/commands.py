@@ -6,7 +6,6 @@ errors answer at once.
 """
 
 import argparse
-import difflib
 import signal
 import sys
 import threading
@@ -25,9 +24,11 @@ class Parser(argparse.ArgumentParser):
 
     def unknown(self, arguments: list[str]) -> NoReturn:
         """An error that also names the option that was probably meant."""
+        from wnfused.suggestions import nearest
+
         options = [option for action in self._actions for option in action.option_strings]
-        near = difflib.get_close_matches(arguments[0].partition("=")[0], options, n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
+        meant = nearest(arguments[0].partition("=")[0], options)
+        hint = f", did you mean {meant}?" if meant else ""
         self.error(f"unrecognized arguments: {' '.join(arguments)}{hint}")
 
 
@@ -86,11 +87,6 @@ def interrupted(stop: KeyboardInterrupt) -> int:
 
 def exit_code(stopped_by: str | None) -> int:
     return 128 + signal.Signals[stopped_by or "SIGINT"]
-
-
-def nearest_command(name: str) -> str:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(COMMANDS)}"
 
 
 def wnfused_version() -> str:

@@ -1,1 +1,1 @@
-"""Experiments: what initialization and fusing are worth, shown on whole networks."""
+"""Experiments: the effect of initialization and fusing on whole networks."""

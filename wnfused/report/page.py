@@ -1,13 +1,12 @@
 """Runs as one HTML page that needs nothing else: no script, no font, no picture from elsewhere."""
 
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 from itertools import accumulate
 from pathlib import Path
 
+from wnfused.files import write_atomically
 from wnfused.report import tables
 from wnfused.report.curves import Curve, panel
 from wnfused.report.tables import Table
@@ -74,22 +73,14 @@ def write(page: str, path: Path, *, force: bool = False) -> Path:
     """Write the page, whole or not at all; a file that is not a report is only replaced with ``force``."""
     try:
         if path.is_dir():
-            raise ReportError(f"cannot write {path}: it is a folder")
+            raise ReportError(f"cannot write {path}: it is a directory")
         if not path.absolute().parent.is_dir():
-            raise ReportError(f"cannot write {path}: its folder does not exist")
+            raise ReportError(f"cannot write {path}: its directory does not exist")
         if path.exists() and not force and not is_report(path):
             raise ReportError(
                 f"{path} exists and is not a report; choose another path or pass force=True to replace it"
             )
-        handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(page)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomically(path, page.encode(errors="backslashreplace"))
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from None
     return path

@@ -8,7 +8,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from wnfused.report import numbers
+from wnfused import formatting
 from wnfused.report.curves import kind as line_kind
 from wnfused.train.records import Record
 
@@ -59,7 +59,7 @@ def results(names: Sequence[str], runs: Sequence[Record]) -> str:
             f"<td>{_status(run)}</td>",
             _labelled("epochs", _epochs(run)),
             *(_labelled(column, SHOW[column](figure[column]), best[column]) for column in SHOW),
-            _labelled("time", numbers.duration(_total(run))),
+            _labelled("time", formatting.duration(_total(run))),
         ]
         rows.append("".join(cells))
     return _table(head, rows, "results")
@@ -72,12 +72,12 @@ def _labelled(label: str, text: str, best: str | None = None) -> str:
 
 
 SHOW: dict[str, Callable[[float | None], str]] = {
-    "validation": numbers.accuracy,
-    "at epoch": numbers.whole,
-    "test": numbers.accuracy,
-    "training loss": numbers.loss,
-    "step": numbers.milliseconds,
-    "images/s": numbers.count,
+    "validation": formatting.accuracy,
+    "at epoch": formatting.whole,
+    "test": formatting.accuracy,
+    "training loss": formatting.loss,
+    "step": formatting.milliseconds,
+    "images/s": formatting.count,
 }
 BETTER: dict[str, Callable[[list[float]], float]] = {"validation": max, "test": max, "training loss": min}
 
@@ -175,7 +175,7 @@ def _same(field: str, dictionaries: Sequence[dict[str, Any]]) -> bool:
 
 def _value(dictionary: dict[str, Any], field: str) -> str:
     if field not in dictionary:
-        return numbers.UNKNOWN
+        return formatting.UNKNOWN
     value = dictionary[field]
     if value is None:
         return "none"
@@ -183,15 +183,15 @@ def _value(dictionary: dict[str, Any], field: str) -> str:
 
 
 COLUMNS: dict[str, tuple[str, Callable[[float | None], str]]] = {
-    "step": ("step", numbers.whole),
-    "lr": ("lr", numbers.rate),
-    "train_loss": ("training loss", numbers.loss),
-    "train_accuracy": ("accuracy", numbers.accuracy),
-    "validation_loss": ("validation loss", numbers.loss),
-    "validation_accuracy": ("accuracy", numbers.accuracy),
-    "images_per_second": ("images/s", numbers.count),
-    "median_step_seconds": ("step time", numbers.milliseconds),
-    "seconds": ("time", numbers.duration),
+    "step": ("step", formatting.whole),
+    "lr": ("lr", formatting.rate),
+    "train_loss": ("training loss", formatting.loss),
+    "train_accuracy": ("accuracy", formatting.accuracy),
+    "validation_loss": ("validation loss", formatting.loss),
+    "validation_accuracy": ("accuracy", formatting.accuracy),
+    "images_per_second": ("images/s", formatting.count),
+    "median_step_seconds": ("step time", formatting.milliseconds),
+    "seconds": ("time", formatting.duration),
 }
 
 

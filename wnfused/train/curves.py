@@ -1,18 +1,21 @@
-"""A run's curves as pictures, drawn at its end. They need matplotlib, of the extra ``train``."""
+"""The curves of a run: plots at its end (extra ``train``) and a TensorBoard log (extra ``tensorboard``)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from wnfused.extras import not_installed
 from wnfused.train.records import Record, read
+from wnfused.train.result import RunError
 
-TRAINING, VALIDATION, RATE = "#d55e00", "#0072b2", "#00835f"  # told apart by colour-blind readers too
+TRAINING, VALIDATION, RATE = "#d55e00", "#0072b2", "#00835f"  # distinguishable for colour-blind readers
 
 
 def plot_run(run_dir: Path) -> list[Path]:
-    """Write plots/loss.png, accuracy.png and lr.png of a run folder; a picture with nothing to show is left out."""
-    run, folder = read(run_dir), run_dir / "plots"
-    folder.mkdir(exist_ok=True)
+    """Write loss.png, accuracy.png and lr.png to ``run_dir``/plots; a plot without data is omitted."""
+    run, directory = read(run_dir), run_dir / "plots"
+    directory.mkdir(exist_ok=True)
     pairs = [("training", "train_{}", TRAINING), ("validation", "validation_{}", VALIDATION)]
     plots = {
         name: [(label, run.curve(field.format(name)), colour) for label, field, colour in pairs]
@@ -20,7 +23,7 @@ def plot_run(run_dir: Path) -> list[Path]:
     }
     plots["lr"] = [("", run.curve("lr"), RATE)]
     return [
-        _plot(folder / f"{name}.png", name, curves, run)
+        _plot(directory / f"{name}.png", name, curves, run)
         for name, curves in plots.items()
         if any(points for _, points, _ in curves)
     ]
@@ -65,7 +68,7 @@ def _ending(run: Record) -> str:
 
 
 def _figure(**options: Any) -> Any:
-    """A figure that needs no display and leaves matplotlib's global state alone."""
+    """A figure that needs no display and does not change matplotlib's global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -74,3 +77,44 @@ def _figure(**options: Any) -> Any:
     figure = Figure(layout="constrained", **options)
     FigureCanvasAgg(figure)
     return figure
+
+
+def require_tensorboard() -> None:
+    """Raise RunError if TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise RunError(f"tensorboard: {not_installed('tensorboard')}") from None
+
+
+class Board:
+    """A TensorBoard log."""
+
+    def __init__(self, directory: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Hides what an abandoned attempt logged after the checkpoint at ``step``.
+        self.writer: Any = SummaryWriter(str(directory), purge_step=step)
+
+    def steps(self, first: int, losses: list[float]) -> None:
+        for step, loss in enumerate(losses, first):
+            self.writer.add_scalar("step/train_loss", loss, step)
+
+    def epoch(self, line: dict[str, Any]) -> None:
+        for name, value in line.items():
+            if name not in ("epoch", "step", "diverged") and value is not None:
+                self.writer.add_scalar(f"epoch/{name}", value, line["step"])
+        self.writer.flush()
+
+
+@contextmanager
+def open_board(directory: Path, step: int, *, wanted: bool) -> Iterator[Board | None]:
+    """A log that starts at ``step``, closed at the end; None unless ``wanted``."""
+    if not wanted:
+        yield None
+        return
+    board = Board(directory, step)
+    try:
+        yield board
+    finally:
+        board.writer.close()

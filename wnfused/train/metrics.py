@@ -1,20 +1,37 @@
-"""Loss and accuracy of an epoch, kept on the device and read every few steps only: reading waits for a GPU."""
+"""Loss and accuracy: of a training epoch, read every few steps only, and of an evaluation."""
 
 import math
 import statistics
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from wnfused.train.distributed import World
+import wnfused
+from wnfused.data import Loader
+from wnfused.train.distributed import World, reshard
+
+
+class Diverged(Exception):
+    """A loss is NaN, Inf or above ``max_loss``."""
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(reason)
+        self.step, self.reason = step, reason
 
 
 @dataclass
 class Meter:
-    """Sums over the images of all processes, added step by step, so that they do not depend on when they were read."""
+    """Sums over an epoch's images on all ranks.
+
+    Losses stay on the device until they are read, because reading waits for a GPU. They are added step by step, so the
+    sums do not depend on when they were read.
+    """
 
     loss: float = 0.0
     correct: int = 0
@@ -25,10 +42,10 @@ class Meter:
     def __post_init__(self) -> None:
         self._pending: list[tuple[Tensor, Tensor, int]] = []
         self._last = time.perf_counter()
-        self._timed = self.images  # how many images ``seconds`` were spent on
+        self._timed = self.images  # the number of images that ``seconds`` were spent on
 
     def add(self, loss: Tensor, correct: Tensor, size: int) -> None:
-        """One step: sum of losses and number of right answers in this process, images in all of them."""
+        """One step: this rank's sum of losses and number of correct predictions, and the images of all ranks."""
         self._pending.append((loss, correct, size))
 
     def lap(self, steps: int = 1) -> None:
@@ -40,7 +57,7 @@ class Meter:
         self._timed = self.images + sum(size for _, _, size in self._pending)
 
     def start_clock(self) -> None:
-        """What happened since the last lap was no training."""
+        """The time since the last lap was not spent on training."""
         self._last = time.perf_counter()
 
     @property
@@ -48,7 +65,7 @@ class Meter:
         return len(self._pending)
 
     def read(self, world: World) -> list[float]:
-        """The mean losses of the steps since the last reading. Every process has to ask."""
+        """The mean losses of the steps since the last call. All ranks must call it."""
         if not self._pending:
             return []
         losses, corrects, sizes = zip(*self._pending, strict=True)
@@ -63,7 +80,7 @@ class Meter:
         return means
 
     def mean_loss(self) -> float | None:
-        """None before the first reading, and where it is no number any more."""
+        """None before the first reading, and if it is not finite."""
         return self.loss / self.images if self.images and math.isfinite(self.loss) else None
 
     def accuracy(self) -> float | None:
@@ -77,3 +94,37 @@ class Meter:
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Loader,
+    world: World,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    *,
+    sharded: bool = False,
+    between: Callable[[], None] = lambda: None,
+) -> tuple[float, float]:
+    """(mean loss, accuracy) over all images and ranks; calls ``between`` after every batch."""
+    world.share_buffers(model)
+    was_training = model.training
+    model.eval()
+    # Under FSDP weights are gathered for each layer in turn: there is nothing to keep folded.
+    keep = nullcontext() if sharded else wnfused.frozen(model)
+    loss = torch.zeros((), device=world.device, dtype=torch.float32)
+    correct = torch.zeros((), device=world.device, dtype=torch.int64)
+    try:
+        with torch.no_grad(), keep:
+            for images, labels in loader.epoch(0):
+                with autocast():
+                    logits = model(images)
+                loss += F.cross_entropy(logits.float(), labels, reduction="sum")
+                correct += (logits.argmax(1) == labels).sum()
+                between()
+    finally:
+        if sharded:
+            reshard(model)
+        model.train(was_training)
+    total_loss, total_correct = world.sum(torch.stack([loss.double(), correct.double()]).cpu()).tolist()
+    count = sum(loader.global_size(batch) for batch in range(len(loader)))
+    return total_loss / count, total_correct / count

@@ -1,78 +1,89 @@
-"""The folder of a run: what lies in it, that two runs never share it, and that nothing in it is ever half written."""
+"""The directory of a run: its files, each written atomically, and a lock that keeps two runs out of one directory."""
 
+import datetime
 import json
 import os
+import platform
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, BinaryIO
 
-from wnfused.train.errors import RunError, WriteError
+import torch
+
+import wnfused
+from wnfused import files
+from wnfused.ops import backends
+from wnfused.train.config import Config
+from wnfused.train.distributed import World
+from wnfused.train.result import RunError, WriteError
 
 FILES = ("config.json", "environment.json", "metrics.jsonl", "result.json")
-FOLDERS = ("checkpoints", "plots", "tensorboard")
+DIRECTORIES = ("checkpoints", "plots", "tensorboard")
 
 
-class RunFolder:
+class RunDirectory:
+    """As a context manager it releases its lock at the end."""
+
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = path / "checkpoints"
-        self._lock: int | None = None
+        self._lock = ExitStack()
 
-    def exists(self) -> bool:
-        """Whether something lies here. A run killed before its first file counts for nothing: empty folders, a lock."""
+    def __enter__(self) -> "RunDirectory":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unlock()
+
+    def has_content(self) -> bool:
+        """False for empty subdirectories, a lock and temporary files: a run was killed before it wrote a file."""
         if not self.path.is_dir():
             return False
         entries = (entry for entry in self.path.iterdir() if entry.name != ".lock" and entry.suffix != ".tmp")
-        return any(entry.name not in FOLDERS or any(entry.iterdir()) for entry in entries)
+        return any(entry.name not in DIRECTORIES or any(entry.iterdir()) for entry in entries)
 
     def is_run(self) -> bool:
         return (self.path / "config.json").is_file()
 
-    def make(self) -> None:
+    def create(self) -> None:
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the run folder {self.path}: {error.strerror}") from None
+            raise RunError(f"run_dir: cannot create '{self.path}': {error.strerror}") from None
         if not os.access(self.path, os.W_OK) or not os.access(self.checkpoints, os.W_OK):
-            raise RunError(f"cannot write into the run folder {self.path}: permission denied")
+            raise RunError(f"run_dir: cannot write to '{self.path}': Permission denied")
 
     def clear(self) -> None:
-        """Remove what an earlier run left, and nothing else."""
+        """Remove the files of an earlier run, and nothing else."""
         try:
             for name in FILES:
                 (self.path / name).unlink(missing_ok=True)
-            for name in FOLDERS:
+            for name in DIRECTORIES:
                 if (self.path / name).exists():
                     shutil.rmtree(self.path / name)
         except OSError as error:
-            raise WriteError(f"cannot clear the run folder {self.path}: {error.filename}: {error.strerror}") from None
-        self.make()
+            raise WriteError(f"run_dir: cannot clear '{self.path}': {error.filename}: {error.strerror}") from None
+        self.create()
 
     def lock(self) -> None:
-        """Held until the process ends, however it ends."""
+        """Hold the lock until ``unlock`` or the end of the process, even if it is killed."""
         try:
-            import fcntl
-        except ImportError:  # Windows
-            return
-        try:
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock.enter_context(files.locked(self.path / ".lock", wait=False))
+        except files.Locked:
+            raise RunError(f"run_dir: another process is training in '{self.path}'; choose another directory") from None
         except OSError as error:
-            raise RunError(f"cannot write into the run folder {self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.unlock()
-            raise RunError(f"another process is training in {self.path}") from None
+            raise RunError(f"run_dir: cannot write to '{self.path}': {error.strerror}") from None
 
     def unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
     def read(self, name: str) -> Any:
-        """The content of a JSON file, or None where there is none."""
+        """The content of a JSON file, or None if there is no such file."""
         try:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -81,70 +92,62 @@ class RunFolder:
             raise RunError(f"cannot read {self.path / name}: {error}") from None
 
     def write(self, name: str, content: Any) -> None:
-        write_atomically(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+        write_file(self.path / name, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
     def write_metrics(self, lines: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        write_atomically(self.path / "metrics.jsonl", text.encode())
+        write_file(self.path / "metrics.jsonl", text.encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    with AtomicFile(path) as file:
+def write_file(path: Path, content: bytes) -> None:
+    """Write atomically; raises WriteError."""
+    with writing(path) as file:
         file.write(content)
 
 
-class AtomicFile:
-    """A file that appears under its name when it is complete and on the disk, or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-    def __enter__(self) -> Any:
-        try:
-            self.file = self.temporary.open("wb")
-        except OSError as error:
-            raise WriteError(f"cannot write {self.path}: {error.strerror}") from None
-        return self.file
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        try:
-            if error is None:
-                self.file.flush()
-                os.fsync(self.file.fileno())
-                self.file.close()
-                self.temporary.replace(self.path)
-                sync_folder(self.path.parent)
-                return
-        except OSError as refused:
-            error = refused
-        self._discard()
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """``files.atomic_write`` that raises WriteError for errors of the file system."""
+    try:
+        with files.atomic_write(path) as file:
+            yield file
+    except BaseException as error:
         cause = _cause(error)
         if isinstance(cause, OSError):
-            raise WriteError(f"cannot write {self.path}: {cause.strerror or cause}") from None
+            raise WriteError(f"cannot write {path}: {cause.strerror or cause}") from None
         if cause is not None and cause is not error:
             raise cause from None
-
-    def _discard(self) -> None:
-        with suppress(OSError):  # what is still in its buffer goes nowhere either
-            self.file.close()
-        self.temporary.unlink(missing_ok=True)
+        raise
 
 
 def _cause(error: BaseException | None) -> BaseException | None:
-    """torch.save turns a full disk, and Ctrl-C, into a RuntimeError with the cause behind it."""
+    """The OSError or KeyboardInterrupt behind an error: torch.save raises a RuntimeError for both."""
     while error is not None and not isinstance(error, OSError | KeyboardInterrupt):
         error = error.__context__
     return error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in it last."""
+def describe_environment(config: Config, world: World) -> dict[str, Any]:
+    """The content of ``environment.json``."""
+    return {
+        "wnfused": wnfused.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu",
+        "backend": backends.resolve(world.device).name if config.impl == "wnfused" else "torch's weight_norm",
+        "world_size": world.size,
+        "seed": config.seed,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def cpu_name() -> str:
     try:
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # Windows has no such thing
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

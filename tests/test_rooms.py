@@ -53,6 +53,7 @@ MUST_NOT_KNOW = {
     "wnfused/extras.py": {"layers"},
     "wnfused/suggestions.py": {"layers"},
     "wnfused/formatting.py": {"layers"},
+    "wnfused/plotting.py": {"layers"},
     "wnfused/data/": {"models", "training"},
     "wnfused/train/": {"experiments"},
     "wnfused/experiments/": {"cli"},

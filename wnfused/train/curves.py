@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from wnfused import plotting
 from wnfused.extras import not_installed
 from wnfused.train.records import Record, read
 from wnfused.train.result import RunError
 
-TRAINING, VALIDATION, RATE = "#d55e00", "#0072b2", "#00835f"  # distinguishable for colour-blind readers
+VALIDATION, TRAINING, RATE = plotting.COLOURS[:3]
+TITLES = {"loss": "Loss", "accuracy": "Accuracy", "lr": "Learning rate"}
 
 
 def plot_run(run_dir: Path) -> list[Path]:
@@ -29,13 +31,8 @@ def plot_run(run_dir: Path) -> list[Path]:
     ]
 
 
-TITLES = {"loss": "Loss", "accuracy": "Accuracy", "lr": "Learning rate"}
-
-
 def _plot(file: Path, name: str, curves: list[tuple[str, list[tuple[float, float]], str]], run: Record) -> Path:
-    figure = _figure(figsize=(5.6, 3.4), dpi=120)
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
-
+    figure = plotting.figure(figsize=(5.6, 3.4), dpi=120, layout="constrained")
     panel = figure.subplots()
     for label, points, colour in curves:
         if points:
@@ -44,39 +41,19 @@ def _plot(file: Path, name: str, curves: list[tuple[str, list[tuple[float, float
             panel.plot(x, y, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label=label)
     values = [y for _, points, _ in curves for _, y in points]
     if name == "accuracy":
-        panel.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+        panel.yaxis.set_major_formatter("{x:.0%}" if max(values) - min(values) > 0.05 else "{x:.1%}")
     elif min(values) > 0 and max(values) > 20 * min(values):
         panel.set_yscale("log")
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(values) < 1e3 * min(values) else (1,)))
-        panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        panel.yaxis.set_minor_formatter(NullFormatter())
+        plotting.log_scale(panel, *panel.get_ylim())
     if len(curves) > 1:
         panel.legend(frameon=False)
-    panel.set_title(TITLES[name] + _ending(run), loc="left", fontsize=11, weight="bold")
+    ending = f" (diverged in epoch {run.diverged})" if run.diverged else ""
+    panel.set_title(TITLES[name] + ending, loc="left", fontsize=11, weight="bold")
     panel.set_xlabel("epoch")
-    panel.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    panel.grid(axis="y", color="#dfe3e8", linewidth=0.8)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right", "left"]].set_visible(False)
-    panel.tick_params(left=False, which="both", colors="#5b646e")
+    plotting.integer_ticks(panel.xaxis)
+    plotting.plain_axes(panel)
     figure.savefig(file)
     return file
-
-
-def _ending(run: Record) -> str:
-    return f" (diverged in epoch {run.diverged})" if run.diverged else ""
-
-
-def _figure(**options: Any) -> Any:
-    """A figure that needs no display and does not change matplotlib's global state."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(not_installed("matplotlib"), name="matplotlib") from error
-    figure = Figure(layout="constrained", **options)
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def require_tensorboard() -> None:

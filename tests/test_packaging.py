@@ -109,7 +109,7 @@ def test_every_folder_with_code_is_a_listed_package():
 
 
 def test_sdist_and_wheel_hold_every_file_the_package_needs(sdist, wheel):
-    kinds = ("*.py", "*.cpp", "*.h", "*.css")
+    kinds = ("*.py", "*.cpp", "*.h", "*.css", "*.html")
     needed = set().union(*map(files_of_rooms, kinds)) | {"wnfused/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 # The name to import: (the name to install, the extra of pyproject.toml that includes it)
 EXTRAS = {
+    "jinja2": ("jinja2", "train"),
     "matplotlib": ("matplotlib", "train"),
     "rich": ("rich", "train"),
     "sklearn": ("scikit-learn", "train"),

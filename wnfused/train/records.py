@@ -14,6 +14,7 @@ from typing import Any
 from wnfused.checks import is_integer
 
 METRICS = "metrics.jsonl"
+MOST_EPOCHS = 10**9  # a larger number is damage, and too large to plot
 
 
 class RecordError(Exception):
@@ -167,7 +168,7 @@ def _epoch(line: str) -> Epoch | None:
     if not isinstance(fields, dict):
         return None
     number = fields.pop("epoch", None)
-    if not is_integer(number) or number < 1:
+    if not is_integer(number) or not 1 <= number <= MOST_EPOCHS:
         return None
     values = {name: float(value) for name, value in fields.items() if _is_finite(value)}
     return Epoch(number, values, fields.get("diverged") is True)

@@ -1,4 +1,4 @@
-"""The command ``wnfused``: one file for each subcommand, listed below in the order in which help shows them."""
+"""The command ``wnfused``: one file for each subcommand, imported in the order of the help."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""``wnfused doctor``: one page on a model."""
+"""``wnfused doctor``: a one-page report on a model."""
 
 import argparse
 import sys
@@ -10,12 +10,12 @@ from wnfused.cli.commands import command, fail
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="package.module:name or 'package.module:name(arguments)'")
     parser.add_argument(
-        "--input", default="8,3,32,32", metavar="SIZES", help="shape of the example (default: 8,3,32,32)"
+        "--input", default="8,3,32,32", metavar="SIZES", help="shape of the example input (default: 8,3,32,32)"
     )
     parser.add_argument("--plot", metavar="FILE", help="also plot the signal")
 
 
-@command("doctor", "examine a model: roles, gains, signal, dead rows, what would fuse", _doctor_arguments)
+@command("doctor", "examine a model: roles, gains, signal, dead rows, layers that can be fused", _doctor_arguments)
 def doctor(args: argparse.Namespace) -> int:
     import torch
 
@@ -29,7 +29,7 @@ def doctor(args: argparse.Namespace) -> int:
         return fail(f"doctor: --input: expected sizes like 8,3,32,32, got {args.input!r}", code=2)
     if args.plot and (gone := extras.missing("matplotlib")):
         return fail(f"doctor: --plot: {extras.not_installed(*gone)}", code=2)
-    sys.path.insert(0, str(Path.cwd()))  # as python -m does: models are usually where one stands
+    sys.path.insert(0, str(Path.cwd()))  # as python -m does: models are usually in the working directory
     try:
         model = clinic.load(args.model)
         example = torch.randn(shape, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The time of one training step of the same network under each normalization, interleaved."""
+"""The time of one training step of the same network with each normalization, interleaved."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

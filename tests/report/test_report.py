@@ -334,7 +334,7 @@ def test_without_matplotlib(tmp_path, capsys, monkeypatch):
     assert code == 2 and err.startswith("wnfused: report: matplotlib is not installed; install the extra 'train': pip")
 
 
-def test_a_python_caller_is_told_of_force(tmp_path):
+def test_the_error_names_the_python_argument(tmp_path):
     (tmp_path / "page.html").write_text("mine")
     with pytest.raises(ReportError, match="exists and is not a report; choose another path or pass force=True to"):
         write("page", tmp_path / "page.html")

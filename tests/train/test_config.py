@@ -81,7 +81,7 @@ def test_toml_and_yaml_files(tmp_path: Path):
         ("a.toml", None, "No such file"),
     ],
 )
-def test_files_that_cannot_be_read_settings(tmp_path: Path, name: str, text: str | None, said: str):
+def test_unreadable_files(tmp_path: Path, name: str, text: str | None, said: str):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(RunError) as refusal:

@@ -1,8 +1,7 @@
 """The training loop: one run, one epoch, one step. ``Trainer.fit`` is the whole recipe."""
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -199,11 +198,9 @@ class Trainer:
         checkpoints.load_model(self.model, best["model"])
         return self.evaluate("test")
 
-    @contextmanager
-    def averaged_weights(self) -> Iterator[None]:
+    def averaged_weights(self) -> AbstractContextManager[None]:
         """A context in which the model has its averaged weights, if the run averages them."""
-        with self.ema.in_place() if self.ema is not None else nullcontext():
-            yield
+        return self.ema.in_place() if self.ema is not None else nullcontext()
 
     # Recording
 

@@ -48,7 +48,7 @@ format: setup ## format the code and apply the safe fixes
 
 test: setup lint ## lint, build the native kernels and run the tests
 	@echo "==> building the native CPU kernels"
-	@$(BIN)/wnfused build || echo "==> going on without them: the torch backend serves"
+	@$(BIN)/wnfused build || echo "==> continuing without them: falling back to the torch backend"
 	@echo "==> running the tests"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
@@ -63,7 +63,7 @@ test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of i
 
 train: setup ## train a deep weight-normalized network from three initializations (ARGS="--preset smoke": another run)
 	@echo "==> building the native CPU kernels"
-	@$(BIN)/wnfused build || echo "==> going on without them: the torch backend serves"
+	@$(BIN)/wnfused build || echo "==> continuing without them: falling back to the torch backend"
 	@echo "==> wnfused train"
 	@$(BIN)/wnfused train $(ARGS)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import wnfused
-from wnfused import init
+from wnfused import init, plotting
 from wnfused.diagnostics import SignalReport, signal_report
 
 DEPTHS = (10, 100, 1000)
@@ -78,9 +78,7 @@ def ratios(
 
 def plot(file: Path, width: int, layers: int = 400) -> None:
     """The signal of a residual network and the gradient of a plain one, over depth, for four initializations."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = plotting.figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, label in PLOTTED.items():
         style = {"label": label, "linewidth": 2.6 if name == "robust_" else 1.6}

@@ -20,12 +20,12 @@ from benchmarks.layers import environment
 from wnfused.data import Augmentation, Loader, Split
 from wnfused.diagnostics.timing import interleave
 from wnfused.train import Config, Progress
-from wnfused.train.build import network
 from wnfused.train.data import Images
 from wnfused.train.distributed import World
 from wnfused.train.loop import Trainer
-from wnfused.train.optimizer import sgd
-from wnfused.train.run_folder import RunFolder
+from wnfused.train.model import network
+from wnfused.train.optimization import sgd
+from wnfused.train.run_directory import RunDirectory
 
 SHAPE, CLASSES = (3, 32, 32), 10
 # The first is the baseline. All but batch norm start as the same function.
@@ -77,7 +77,7 @@ def trainer_of(config: Config, images: Tensor) -> Iterator[Trainer]:
     with tempfile.TemporaryDirectory() as folder:
         world = World(0, 1, torch.device("cpu"))
         held = Images(loader, None, loader, images, SHAPE, CLASSES)
-        yield Trainer(config, build(config, images), held, RunFolder(Path(folder)), world, Progress())
+        yield Trainer(config, build(config, images), held, RunDirectory(Path(folder)), world, Progress())
 
 
 def measure_steps(model: str, batch: int, seconds: float) -> dict[str, Any]:

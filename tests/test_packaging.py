@@ -14,6 +14,7 @@ import pytest
 from setuptools.config.pyprojecttoml import read_configuration
 
 import wnfused
+from wnfused.extras import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 ROOMS = {"wnfused": ROOT / "wnfused", "wnfused.kernels": ROOT / "kernels"}
@@ -108,7 +109,7 @@ def test_every_folder_with_code_is_a_listed_package():
 
 
 def test_sdist_and_wheel_hold_every_file_the_package_needs(sdist, wheel):
-    kinds = ("*.py", "*.cpp", "*.h", "*.css")
+    kinds = ("*.py", "*.cpp", "*.h", "*.css", "*.html")
     needed = set().union(*map(files_of_rooms, kinds)) | {"wnfused/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -154,10 +155,27 @@ def test_nothing_installs_torch_without_its_pin():
                 assert "-c constraints.txt" in line, f"{name}: {line.strip()}"
 
 
+def test_each_optional_package_is_in_the_extra_that_messages_name():
+    wanted = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]["optional-dependencies"]
+    for package, extra in EXTRAS.values():
+        assert package in names_of(wanted[extra])
+    assert {package for package, extra in EXTRAS.values() if extra == "train"} == names_of(wanted["train"])
+
+
 def test_every_dependency_is_pinned():
     project = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]
     wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
     assert names_of(wanted) <= names_of((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+
+
+def test_the_install_line_of_the_readme_brings_what_its_train_line_needs():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^    (pip install .*)$", page, flags=re.MULTILINE)
+    assert "make train" in page
+    extras = re.fullmatch(r'pip install -c constraints\.txt "\.\[([\w,]+)\]"', line)
+    assert extras
+    wanted = read_configuration(ROOT / "pyproject.toml", expand=False)["project"]["optional-dependencies"]
+    assert {"scikit-learn", "matplotlib"} <= names_of([name for e in extras[1].split(",") for name in wanted[e]])
 
 
 def test_readme_examples_run_one_after_the_other():

@@ -1,4 +1,4 @@
-"""``wnfused train``: what it prints, what it refuses in one line, and how it leaves."""
+"""``wnfused train``: its output, its one-line errors and its exit codes."""
 
 import json
 import os
@@ -36,14 +36,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_run_from_start_to_plots(capsys, monkeypatch, tmp_path):
+def test_a_complete_run(capsys, monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
-    # scikit-learn's digits, for once, and everything that comes with the command
+    # with scikit-learn's digits and plots
     code, out, err = main(capsys, "--model", "mlp-1-8", "--epochs", "2", "--run-dir", "a", "--lr", "0.02")
     assert (code, err) == (0, "")
     first, *epochs, last = out.splitlines()
-    assert first.startswith("mlp-1-8 (norm weight, init robust; ") and first.endswith("into a")
+    assert first.startswith("mlp-1-8 (norm weight, init robust; ") and first.endswith("in a")
     assert [line.split("  ")[0] for line in epochs] == ["epoch 1/2", "epoch 2/2"]
     assert last.startswith("test accuracy ") and last.endswith("the run is in a")
     assert sorted(path.name for path in Path("a", "plots").iterdir()) == ["accuracy.png", "loss.png", "lr.png"]
@@ -55,9 +55,9 @@ def test_options_are_the_fields_of_the_configuration(capsys):
     assert all(f"--{name.replace('_', '-')}" in out for name in FIELDS)
 
 
-def test_options_win_over_the_file_and_the_file_over_the_preset(capsys, monkeypatch):
+def test_options_override_the_file_and_the_file_the_preset(capsys, monkeypatch):
     seen: list[Config] = []
-    monkeypatch.setattr(run, "_check_machine", lambda config, world: seen.append(config))
+    monkeypatch.setattr(run, "prepare_backend", lambda config, world: seen.append(config))
     Path("a.toml").write_text('preset = "smoke"\nepochs = 7\nseed = 8\n')
     argv = ["--seed", "9", "--no-flip", "--quiet", "--run-dir", "a", *TINY]
     code, out, _ = main(capsys, "--config", "a.toml", *argv, "--epochs", "1")
@@ -68,7 +68,7 @@ def test_options_win_over_the_file_and_the_file_over_the_preset(capsys, monkeypa
     assert (seen[1].epochs, seen[1].schedule) == (2, "halves")
 
 
-def test_a_folder_of_its_own_without_a_name(capsys):
+def test_without_run_dir_a_new_directory_is_made(capsys):
     code, out, _ = main(capsys, *TINY, "--epochs", "1")
     assert code == 0
     (folder,) = Path("runs").iterdir()
@@ -76,23 +76,32 @@ def test_a_folder_of_its_own_without_a_name(capsys):
 
 
 BAD = [
-    (["--preset", "smokee"], "unknown preset 'smokee', did you mean 'smoke'?"),
-    (["--epochs", "0"], "epochs: expected a number from 1"),
-    (["--epochs", "many"], "--epochs: expected a whole number, got 'many'"),
+    (["--preset", "smokee"], "--preset: unknown 'smokee', did you mean 'smoke'?"),
+    (["--epochs", "0"], "--epochs: expected a number from 1"),
+    (["--epochs", "many"], "--epochs: expected an integer, got 'many'"),
     (["--lr", "high"], "--lr: expected a number, got 'high'"),
-    (["--data", "cifra10"], "data: unknown 'cifra10', did you mean 'cifar10'?"),
-    (["--model", "vgg16"], "model: unknown 'vgg16'"),
-    (["--batch-size", "1000"], "batch_size: 1000 is more than the 41 training images"),
-    (["--init", "robut"], "init: unknown 'robut', did you mean 'robust'?"),
-    (["--norm", "none", "--init", "hanin"], "init 'hanin' does not go with norm 'none'"),
+    (["--data", "cifra10"], "--data: unknown 'cifra10', did you mean 'cifar10'?"),
+    (["--model", "vgg16"], "--model: unknown 'vgg16'"),
+    (["--batch-size", "1000"], "--batch-size: expected at most 41, the training images of digits, got 1000"),
+    (["--init", "robut"], "--init: unknown 'robut', did you mean 'robust'?"),
+    (["--norm", "none", "--init", "hanin"], "--init: 'hanin' is not available with norm 'none'"),
     (["--config", "missing.toml"], "--config: cannot read missing.toml: No such file"),
     (["--resume"], "--resume: expected --run-dir"),
-    (["--resume", "--run-dir", "nowhere"], "--resume: nothing to resume in nowhere"),
-    (["--device", "tpu"], "device: expected auto, cpu, cuda or cuda:N, got 'tpu'"),
-    (["--device", "cuda:99"], "device: cuda:99: torch sees"),
-    (["--run-dir", "file"], "run folder file: a file has that name"),
-    (["--run-dir", "file/below"], "cannot make the run folder file/below: Not a directory"),
-    (["--tensorboard"], "tensorboard: the package tensorboard is not installed"),
+    (["--resume", "--run-dir", "nowhere"], "--resume: there is no run in nowhere"),
+    (["--device", "tpu"], "--device: expected auto, cpu, cuda or cuda:N, got 'tpu'"),
+    (["--device", "cuda:99"], "--device: 'cuda:99' does not exist; torch sees"),
+    (["--run-dir", "file"], "--run-dir: 'file' is a file; choose a directory"),
+    (["--run-dir", "file/below"], "--run-dir: cannot create 'file/below': Not a directory"),
+    (["--accumulate", "10"], "--accumulate: expected at most --batch-size, 9, got 10"),
+    (
+        ["--norm", "batch", "--batch-size", "8"],
+        "--batch-size: 1 images in 1 parts leave fewer than 2 for batch norm; pass --drop-last or another --batch-size",
+    ),
+    (
+        ["--resume", "--force", "--run-dir", "a", "--lr", "0.1"],
+        "--resume, --force: both are set; pass --resume to continue a run or --force to replace",
+    ),
+    (["--tensorboard"], "--tensorboard: tensorboard is not installed; install the extra 'tensorboard': pip"),
 ]
 
 
@@ -107,7 +116,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, said):
     assert [path.name for path in Path().iterdir()] == ["file"] and Path("file").read_text() == "mine"
 
 
-def test_an_unknown_option_names_the_nearest(capsys):
+def test_an_unknown_option_suggests_the_nearest(capsys):
     code, out, err = main(capsys, "--epoch-count", "3", "--labelsmoothing", "0.1")
     assert (code, out) == (2, "")
     assert "did you mean --epochs?" in err and err.count("\n") == 1
@@ -124,40 +133,44 @@ def test_missing_data_is_one_line(capsys, monkeypatch):
     assert not Path("a").exists()
 
 
-def test_data_that_is_not_there(capsys, monkeypatch):
+def test_missing_data_names_the_flags(capsys, monkeypatch):
     monkeypatch.undo()
     code, _, err = main(capsys, "--data", "cifar10", "--data-dir", "nowhere", "--no-download", "--run-dir", "a")
     assert code == 2
     assert err.startswith("wnfused: train: ") and err.count("\n") == 1 and "cifar" in err.lower()
+    assert "Omit --data-dir to have it downloaded" in err and err.endswith(" into --data-dir\n")
+    monkeypatch.setenv("WNFUSED_DATA", "cache")
+    _, _, err = main(capsys, "--data", "cifar10", "--no-download", "--run-dir", "a")
+    assert "Drop --no-download, or download" in err and err.endswith(" and pass its folder as --data-dir\n")
     assert not Path("a").exists()
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_an_unwritable_folder(capsys):
+def test_an_unwritable_directory(capsys):
     Path("locked").mkdir(mode=0o500)
     code, _, err = main(capsys, *TINY, "--run-dir", "locked/a")
-    assert code == 2 and "cannot make the run folder locked/a: Permission denied" in err
+    assert code == 2 and "--run-dir: cannot create 'locked/a': Permission denied" in err
 
 
-def test_an_unwritable_folder_as_the_system_tells_it(capsys, monkeypatch):
-    """What the superuser cannot provoke."""
+def test_an_unwritable_directory_for_the_superuser(capsys, monkeypatch):
+    """The superuser may write anywhere, so the check is simulated."""
     Path("locked").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     code, _, err = main(capsys, *TINY, "--run-dir", "locked")
-    assert (code, err) == (2, "wnfused: train: cannot write into the run folder locked: permission denied\n")
+    assert (code, err) == (2, "wnfused: train: --run-dir: cannot write to 'locked': Permission denied\n")
 
 
-def test_resume_takes_the_configuration_from_the_folder(capsys):
+def test_resume_uses_the_stored_configuration(capsys):
     assert main(capsys, *TINY, "--epochs", "1", "--run-dir", "a", "--seed", "5")[0] == 0
     code, out, _ = main(capsys, "--run-dir", "a", "--resume")
-    assert code == 0 and "the run in a has finished already" in out
+    assert code == 0 and "the run in a has already finished" in out
     code, out, _ = main(capsys, "--run-dir", "a", "--resume", "--epochs", "3")
     assert code == 0 and "resumed at step 5" in out
     assert json.loads(Path("a", "config.json").read_text())["seed"] == 5
     code, _, err = main(capsys, "--run-dir", "a", "--resume", "--lr", "0.3")
-    assert code == 2 and "another configuration: lr (there 0.05, asked 0.3)" in err
+    assert code == 2 and "--resume: 'a' has another configuration: lr was 0.05 and is 0.3" in err
     code, _, err = main(capsys, *TINY, "--run-dir", "a")
-    assert code == 2 and "run folder a exists" in err
+    assert code == 2 and "--run-dir: 'a' already exists; pass --resume to continue it or --force to replace it\n" in err
 
 
 def entry_attributes(content: bytes) -> int:
@@ -188,7 +201,7 @@ def test_resume_falls_back_past_a_flipped_bit_and_finishes(capsys, place):
     assert same(ends[0]["model"], ends[1]["model"]) and same(ends[0]["optimizer"], ends[1]["optimizer"])
 
 
-def test_divergence_is_told_and_no_failure(capsys):
+def test_divergence_is_reported_with_exit_code_0(capsys):
     code, out, err = main(capsys, *TINY, "--lr", "1e5", "--max-loss", "1000", "--run-dir", "a")
     assert (code, err) == (0, "")
     assert "DIVERGED" in out and out.splitlines()[-1].startswith("diverged: the loss of step ")
@@ -205,7 +218,7 @@ sys.exit(main(["train", "--run-dir", "a", *{options!r}]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_leave_a_checkpoint(tmp_path, number):
+def test_ctrl_c_and_sigterm_write_a_checkpoint(tmp_path, number):
     code = SCRIPT.format(root=str(Path(__file__).parents[2]), options=[*TINY, "--epochs", "100000"])
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -234,11 +247,11 @@ def test_divergence_does_not_hide_an_interrupt(capsys, monkeypatch, number):
         patch.setattr(Trainer, "train_step", disturbed)
         code, out, err = main(capsys, *TINY, "--lr", "1e5", "--max-loss", "1000", "--run-dir", "a")
     assert (code, err) == (128 + number, "") and "DIVERGED" not in out
-    assert out.splitlines()[-1] == "interrupted at step 3; go on with: wnfused train --run-dir a --resume"
+    assert out.splitlines()[-1] == "interrupted at step 3; resume with: wnfused train --run-dir a --resume"
     code, out, _ = main(capsys, "--run-dir", "a", "--resume")
     assert code == 0 and out.splitlines()[-1].startswith("diverged: the loss of step 2 is ")
 
 
-def test_the_test_configuration_is_what_the_options_say():
-    """The two ways in which these tests speak of the same network."""
+def test_the_options_match_the_test_configuration():
+    """``TINY`` and ``config()`` describe the same network."""
     assert config().model == TINY[1] and config().batch_size == int(TINY[3])

@@ -45,7 +45,9 @@ def test_digits_are_scikit_learns_enlarged():
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match="scikit-learn, which is not installed; run pip install"):
+    with pytest.raises(
+        DataError, match="digits: scikit-learn is not installed; install the extra 'train': pip install"
+    ):
         load("digits")
 
 

@@ -71,6 +71,35 @@ def test_a_model_that_is_there_already_and_a_plot(
     assert (tmp_path / "signal.png").stat().st_size > 5000
 
 
+def test_a_plot_without_matplotlib_is_refused_first(
+    module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, page, said = run(capsys, f"{module}:made", "--input", "6,4", "--plot", "signal.png")
+    install = "install the extra 'train': pip install -c constraints.txt \".[train]\""
+    assert (code, page) == (2, "")
+    assert said == f"wnfused: doctor: --plot: matplotlib is not installed; {install}\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "error"),
+    [
+        ("my_models.py/signal.png", 1, "cannot write my_models.py/signal.png: "),
+        ("directory.png", 1, "cannot write directory.png: Is a directory"),
+        ("/proc/signal.png", 1, "cannot write /proc/signal.png: "),
+        ("/proc/no/signal.png", 1, "cannot write /proc/no/signal.png: "),
+        ("signal.xyz", 2, "cannot write signal.xyz: Format 'xyz' is not supported"),
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_one_line(
+    module: str, capsys: pytest.CaptureFixture[str], file: str, code: int, error: str
+) -> None:
+    Path("directory.png").mkdir()
+    found, page, said = run(capsys, f"{module}:made", "--input", "6,4", "--plot", file)
+    assert found == code and "Roles and gains" in page and "plot: " not in page
+    assert said.startswith(f"wnfused: doctor: --plot: {error}") and said.count("\n") == 1
+
+
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 def test_torchs_old_weight_norm(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that copy.deepcopy refuses."""

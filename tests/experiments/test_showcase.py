@@ -1,4 +1,4 @@
-"""``wnfused train`` without arguments, in miniature: an MLP of two layers, one epoch."""
+"""``wnfused train`` without arguments, with a small network: an MLP of two layers, one epoch."""
 
 import functools
 import json
@@ -22,12 +22,12 @@ from wnfused.train import Config, Result, RunError, records
 SMALL = Showcase(Config(data="digits", model="mlp-2-16", epochs=1, batch_size=256, lr=0.001), rounds=2)
 
 
-# It diverges whatever the initialization.
+# It diverges from every initialization.
 WILD = replace(SMALL, config=replace(SMALL.config, lr=1e5, max_loss=1000.0), rounds=1)
 
 
 class Stage:
-    """What a showcase says and shows."""
+    """Collects what a showcase shows."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -44,8 +44,8 @@ def stage() -> Stage:
 
 @pytest.fixture(autouse=True)
 def no_plots(monkeypatch):
-    """The runs' pictures have a test of their own."""
-    monkeypatch.setattr("wnfused.train.plots.plot_run", lambda folder: [])
+    """The plots of runs have their own tests."""
+    monkeypatch.setattr("wnfused.train.curves.plot_run", lambda folder: [])
 
 
 def test_three_runs_that_differ_in_the_initialization_alone(tmp_path, stage):
@@ -56,23 +56,21 @@ def test_three_runs_that_differ_in_the_initialization_alone(tmp_path, stage):
     assert [run.status for run in runs] == ["finished"] * 3
     outcomes, costs = stage.tables
     assert [row[0] for row in outcomes.rows] == ["torch default", "data-dependent", "proposed"]
-    assert [row[4] for row in outcomes.rows] == [
-        f"{run.result['test_accuracy']:.2%}".replace("%", " %") for run in runs
-    ]
+    assert [row[4] for row in outcomes.rows] == [f"{run.result['test_accuracy']:.2%}" for run in runs]
     assert [row[0] for row in costs.rows] == list(step_time.KINDS)
     page = (tmp_path / "showcase" / "report.html").read_text(encoding="utf-8")
     for said in (
         "One network, three initializations",
         "data-dependent",
         "proposed",
-        "What a step costs",
+        "Cost of a step",
         *costs.rows[1],
     ):
         assert said in page, said
-    assert stage.said[-1] == f"The page with the curves: {tmp_path / 'showcase' / 'report.html'}"
+    assert stage.said[-1] == f"The report with the curves: {tmp_path / 'showcase' / 'report.html'}"
 
 
-def test_a_complete_showcase_is_left_alone(tmp_path, stage):
+def test_a_complete_showcase_is_kept(tmp_path, stage):
     (tmp_path / "showcase").mkdir()
     (tmp_path / "showcase" / "report.html").write_text("mine")
     assert showcase.place(tmp_path, SMALL) == (tmp_path / "showcase-2", False)
@@ -81,7 +79,7 @@ def test_a_complete_showcase_is_left_alone(tmp_path, stage):
     assert showcase.place(tmp_path, SMALL) == (tmp_path / "showcase-3", False)
 
 
-def test_one_that_was_stopped_is_gone_on_with(tmp_path, stage, monkeypatch):
+def test_an_interrupted_showcase_is_resumed(tmp_path, stage, monkeypatch):
     train = showcase.train
     trained: list[Path] = []
 
@@ -96,18 +94,18 @@ def test_one_that_was_stopped_is_gone_on_with(tmp_path, stage, monkeypatch):
         stage.run(tmp_path)
     assert stop.value.args == (signal.SIGTERM,)
     assert [folder.name for folder in trained] == ["torch-default", "data-dependent"]
-    assert stage.said[-1] == f"Stopped: the next `wnfused train` goes on with {tmp_path / 'showcase'}."
+    assert stage.said[-1] == f"Interrupted: the next `wnfused train` resumes {tmp_path / 'showcase'}."
     assert not (tmp_path / "showcase" / "report.html").exists()
     first = (tmp_path / "showcase" / "torch-default" / "environment.json").read_bytes()
 
     monkeypatch.setattr(showcase, "train", train)
     stage.run(tmp_path)
-    assert f"Going on with {tmp_path / 'showcase'}, which was stopped." in stage.said
+    assert f"Resuming {tmp_path / 'showcase'}, which was interrupted." in stage.said
     assert (tmp_path / "showcase" / "torch-default" / "environment.json").read_bytes() == first  # not trained again
     assert [file.name for file in tmp_path.iterdir()] == ["showcase"]
 
 
-# Where a signal arrives, the how manieth call there, whether the runs diverge, and how many are over by then.
+# Where a signal arrives, at which call, whether the runs diverge, how many have ended by then, and the signal.
 PLACES = {
     "in a step": ("wnfused.train.loop:Trainer.train_step", 8, False, 1, "SIGINT"),
     "in a step that diverges": ("wnfused.train.loop:Trainer.train_step", 2, True, 0, "SIGINT"),
@@ -120,8 +118,8 @@ PLACES = {
     "as the page is written": ("wnfused.experiments.showcase:conclusion", 1, False, 3, "SIGINT"),
 }
 
-# The command in miniature: one process that has imported everything forks it for each place, and then forks it again
-# to resume. Each leaves its exit code and what it said.
+# A process that has imported everything forks the small command for each place, and again to resume it. Each writes its
+# exit code and output to a file.
 SCRIPT = """
 import functools, importlib, os, pathlib, signal, sys, traceback
 sys.path.insert(0, {tests!r})
@@ -189,21 +187,21 @@ def disturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", PLACES)
-def test_a_signal_stops_it_wherever_it_arrives(disturbed, where):
+def test_a_signal_at_any_point_stops_the_showcase(disturbed, where):
     _, _, _, over, number = PLACES[where]
     (code, out, err, results), again = json.loads((disturbed / where / "all.json").read_text())
     word = {"SIGINT": "interrupted", "SIGTERM": "terminated"}[number]
     assert (code, err) == (128 + signal.Signals[number], f"wnfused: {word}\n")
     paragraphs = out.split("\n\n")
-    assert " ".join(paragraphs[-1].split()) == "Stopped: the next `wnfused train` goes on with runs/showcase."
+    assert " ".join(paragraphs[-1].split()) == "Interrupted: the next `wnfused train` resumes runs/showcase."
     assert sum(" of 3: " in text for text in paragraphs) == min(over + 1, 3)
     assert results == over
     assert (again[0], again[2]) == (0, "")
-    assert "Going on with runs/showcase, which was stopped." in again[1]
+    assert "Resuming runs/showcase, which was interrupted." in again[1]
     assert [folder.name for folder in (disturbed / where / "runs").iterdir()] == ["showcase"]
 
 
-def test_other_settings_do_not_go_on_with_it(tmp_path):
+def test_other_settings_do_not_resume_it(tmp_path):
     folder = tmp_path / "showcase" / "proposed"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(replace(SMALL.config, init="robust").as_dict()))
@@ -214,7 +212,7 @@ def test_other_settings_do_not_go_on_with_it(tmp_path):
     assert showcase.place(tmp_path, SMALL) == (tmp_path / "showcase-2", False)
 
 
-def test_diverged_is_said_as_it_is(tmp_path, stage):
+def test_divergence_is_reported(tmp_path, stage):
     stage.run(tmp_path, WILD)
     assert [row[1] for row in stage.tables[0].rows] == ["diverged"] * 3
     assert [row[3:5] for row in stage.tables[0].rows] == [("–", "–")] * 3
@@ -229,19 +227,38 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert cli.main(["train"]) == 0
     out = capsys.readouterr().out
     assert "1 of 3: torch default initialization" in out
-    assert "The page with the curves: runs/showcase/report.html" in out
+    assert "The report with the curves: runs/showcase/report.html" in out
     (row,) = [line for line in out.splitlines() if line.startswith("  proposed  ")]
     assert row.split()[1] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("modules", "said"),
+    [
+        (["sklearn"], "scikit-learn is not installed"),
+        (["matplotlib"], "matplotlib is not installed"),
+        (["sklearn", "matplotlib"], "scikit-learn and matplotlib are not installed"),
+    ],
+)
+def test_missing_packages_are_named_before_anything_is_shown(tmp_path, capsys, monkeypatch, modules, said):
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train"]) == 2
+    install = "install the extra 'train': pip install -c constraints.txt \".[train]\""
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"wnfused: train: {said}; {install}\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_several_processes_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["train"]) == 2
-    said = "the showcase is for one process: for several name a run, as with --preset and --run-dir"
+    said = "the comparison runs in one process; pass --preset and --run-dir to use several"
     assert capsys.readouterr().err == f"wnfused: train: {said}\n"
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(RunError, match="one process"):
+    with pytest.raises(RunError, match="the showcase runs in a single process; train one Config with several"):
         showcase.run(tmp_path)
 
 
@@ -256,17 +273,17 @@ def test_step_times_are_of_the_same_network_and_relative_to_the_plain_one():
 
 def test_a_table_as_lines_and_as_rich_shows_it(capsys):
     table = Table(
-        ("init", "outcome", "test"), [("default", "diverged", "–"), ("[b]", "finished", "97.50 %")], title="What"
+        ("init", "outcome", "test"), [("default", "diverged", "–"), ("[b]", "finished", "97.50%")], title="What"
     )
     assert terminal.lines(table) == [
         "What",
-        "  init      outcome     test",
-        "  default  diverged        –",
-        "  [b]      finished  97.50 %",
+        "  init      outcome    test",
+        "  default  diverged       –",
+        "  [b]      finished  97.50%",
     ]
     terminal.table(table)  # not a terminal here
     assert capsys.readouterr().out == "\n" + "\n".join(terminal.lines(table)) + "\n"
     pytest.importorskip("rich")
     terminal._rich(table)
     out = capsys.readouterr().out
-    assert all(word in out for word in ("What", "diverged", "[b]", "97.50 %"))
+    assert all(word in out for word in ("What", "diverged", "[b]", "97.50%"))

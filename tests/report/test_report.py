@@ -1,25 +1,27 @@
-"""``wnfused report``: what the page shows, what it does with broken runs, and its exit codes."""
+"""``wnfused report``: the content of the page, damaged runs, and exit codes."""
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.run_folders import diverged, epoch, write_run
+from tests.support.run_directories import diverged, epoch, write_run
 from wnfused import cli
-from wnfused.report import ReportError, Table, render, ticks, write
-from wnfused.report.curves import Curve, panel
+from wnfused.report import ReportError, Table, render, write
+from wnfused.report.curves import Curve, Panel, panel, spread
+from wnfused.report.page import percent
 from wnfused.train import records
 
 VOID = {"meta", "br", "hr", "img"}
 
 
 class Page(HTMLParser):
-    """A page taken apart: its tags, attributes and texts; it fails where tags do not match."""
+    """The tags, attributes and texts of a page; fails if tags do not match."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -63,11 +65,11 @@ def test_the_page_of_one_run(capsys, tmp_path):
     code, out, err = run(capsys, folder)
     assert (code, out, err) == (0, f"{folder / 'report.html'} (1 run)\n", "")
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    for said in ("finished", "73.21 %", "74.00 %", "Accuracy", "Loss", "Learning rate", "resnet20", "2.13.0"):
+    for said in ("finished", "73.21%", "74.00%", "Accuracy", "Loss", "Learning rate", "resnet20", "2.13.0"):
         assert any(said in text for text in page.texts), said
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+def test_the_page_is_self_contained(tmp_path):
     page = page_of(write_run(tmp_path / "a"), write_run(tmp_path / "b"))
     assert not {tag for tag, _ in page.tags} & {"script", "link", "iframe", "object", "embed", "base"}
     attributes = [name for _, attrs in page.tags for name in attrs]
@@ -88,7 +90,7 @@ def test_texts_of_a_run_are_escaped(tmp_path):
         assert page.texts.count(evil) >= 3
 
 
-def test_runs_side_by_side_show_where_they_differ(capsys, tmp_path):
+def test_differences_between_runs_are_marked(capsys, tmp_path):
     folders = [write_run(tmp_path / init, init=init) for init in ("robust", "he", "hanin")]
     (tmp_path / "odd").mkdir()
     folders.append(write_run(tmp_path / "odd" / "run", init="robust", lr=0.25))
@@ -103,17 +105,17 @@ def test_runs_side_by_side_show_where_they_differ(capsys, tmp_path):
         "hanin",
         "robust",
         "0.25",
-    ]  # no init is the majority's; lr 0.1 is; times differ anyway
+    ]  # init has no majority; lr 0.1 has; times always differ
     assert "3 fields the same in all runs" in page.texts
     assert sum(attrs.get("role") == "img" for _, attrs in page.tags) == 6
 
 
-def test_the_best_stands_out_and_speed_does_not(tmp_path):
+def test_the_best_result_is_marked_but_not_speed(tmp_path):
     good, bad = write_run(tmp_path / "good"), write_run(tmp_path / "bad", [epoch(1, median_step_seconds=0.1)])
     (bad / "result.json").write_text(json.dumps({"status": "finished", "test_accuracy": 0.5}))
     source = render([records.read(good), records.read(bad)])
     best = re.findall(r'<td class="number best" data-label="([^"]*)">([^<]*)<', source)
-    assert best == [("validation", "74.00 %"), ("test", "73.21 %"), ("training loss", "0.6667")]
+    assert best == [("validation", "74.00%"), ("test", "73.21%"), ("training loss", "0.6667")]
 
 
 def test_a_diverged_run_has_a_page(tmp_path):
@@ -129,23 +131,23 @@ def test_a_diverged_run_has_a_page(tmp_path):
     assert any("Nothing was measured" in text for text in page_of(early).texts)
 
 
-def test_a_run_that_is_still_going(capsys, tmp_path):
+def test_a_run_that_is_still_running(capsys, tmp_path):
     folder = write_run(tmp_path / "going", status=None)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 4, "train_lo')
     code, _, err = run(capsys, folder)
     assert code == 0
     assert [line.partition(f"{folder}: ")[2] for line in err.splitlines()] == [
-        "the last line of metrics.jsonl is cut off, as while it is being written: left out",
-        "no result.json: the run is still going, or was stopped after epoch 3",
+        "skipped the last line of metrics.jsonl, which is incomplete",
+        "no result.json: the run is still running, or was stopped after epoch 3",
     ]
     texts = Page((folder / "report.html").read_text(encoding="utf-8")).texts
     assert "unfinished" in texts
-    assert "no result.json: the run is still going, or was stopped after epoch 3" in texts
-    assert "74.00 %" in texts  # the best so far, from the epochs
+    assert "no result.json: the run is still running, or was stopped after epoch 3" in texts
+    assert "74.00%" in texts  # the best so far, from the epochs
 
 
-def test_broken_files_are_named_and_the_rest_is_shown(tmp_path):
+def test_damaged_files_are_named_and_the_rest_is_shown(tmp_path):
     folder = write_run(tmp_path / "broken", [epoch(1), epoch(2, train_loss=float("nan"), lr="fast"), epoch(3)])
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     lines[1:1] = ["garbage", "[1]", '{"epoch": 0}', '{"epoch": true}', ""]
@@ -155,10 +157,10 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path):
     (folder / "result.json").write_bytes(b"\xff\xfe[]")
     record = records.read(folder)
     assert record.notes == [
-        *(f"line {n} of metrics.jsonl is not an epoch: left out" for n in (2, 3, 4, 5)),
-        "config.json is not readable JSON (cut off, or not written by a run)",
+        *(f"skipped line {n} of metrics.jsonl, which is not an epoch" for n in (2, 3, 4, 5)),
+        "config.json is not valid JSON (truncated, or not written by a run)",
         "no environment.json",
-        "result.json is not readable JSON (cut off, or not written by a run)",
+        "result.json is not valid JSON (truncated, or not written by a run)",
     ]
     assert record.curve("train_loss") == [(1, 2.0), (3, pytest.approx(2 / 3))]
     assert [at for at, _ in record.curve("lr")] == [1, 3]
@@ -167,13 +169,13 @@ def test_broken_files_are_named_and_the_rest_is_shown(tmp_path):
     assert texts.count("Not recorded.") == 2
 
 
-def test_of_an_epoch_trained_again_the_last_line_counts(tmp_path):
+def test_the_last_line_of_an_epoch_counts(tmp_path):
     folder = write_run(tmp_path / "again", [epoch(1), epoch(2), epoch(2, train_loss=0.5), epoch(3)])
     assert records.read(folder).curve("train_loss") == [(1, 2.0), (2, 0.5), (3, pytest.approx(2 / 3))]
 
 
 @given(st.binary(max_size=200), st.binary(max_size=60))
-def test_no_content_of_a_run_folder_breaks_the_reader(tmp_path_factory, metrics, other):
+def test_no_content_of_a_run_directory_breaks_the_reader(tmp_path_factory, metrics, other):
     folder = tmp_path_factory.mktemp("run")
     (folder / "metrics.jsonl").write_bytes(b'{"epoch": 1}\n' + metrics)
     for name in ("config.json", "environment.json", "result.json"):
@@ -184,17 +186,17 @@ def test_no_content_of_a_run_folder_breaks_the_reader(tmp_path_factory, metrics,
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: None, "no such run folder"),
-        (lambda folder: folder.write_text(""), "no such run folder"),
+        (lambda folder: None, "no such directory"),
+        (lambda folder: folder.write_text(""), "no such directory"),
         (
             lambda folder: folder.mkdir(),
-            "no metrics.jsonl in it, so it is not a run folder, or its first epoch is not over",
+            "has no metrics.jsonl; it is not a run directory, or the first epoch has not finished",
         ),
-        (lambda folder: write_run(folder, []), "no readable epoch in its metrics.jsonl"),
+        (lambda folder: write_run(folder, []), "metrics.jsonl has no readable epoch"),
     ],
     ids=["missing", "file", "empty", "no epoch"],
 )
-def test_what_is_no_run_is_one_line_and_exit_code_2(capsys, tmp_path, make, said):
+def test_not_a_run_directory_is_one_line_and_exit_code_2(capsys, tmp_path, make, said):
     make(tmp_path / "run")
     output = tmp_path / "report.html"
     assert run(capsys, write_run(tmp_path / "good"), tmp_path / "run", "--output", output) == (
@@ -205,7 +207,7 @@ def test_what_is_no_run_is_one_line_and_exit_code_2(capsys, tmp_path, make, said
     assert not output.exists()
 
 
-def test_a_folder_name_beyond_all_bounds(capsys, tmp_path):
+def test_a_name_that_is_too_long(capsys, tmp_path):
     code, out, err = run(capsys, tmp_path / ("x" * 300))
     assert (code, out) == (2, "")
     assert err.endswith("xxx: File name too long\n") and err.count("\n") == 1
@@ -216,7 +218,7 @@ def test_only_a_report_is_overwritten(capsys, tmp_path):
     output.write_text("mine")
     code, out, err = run(capsys, folder, "--output", output)
     assert (code, out) == (2, "")
-    said = f"{output} exists and is not a report; choose another path or pass force=True to replace it"
+    said = f"{output} exists and is not a report; choose another path or pass --force to replace it"
     assert err == f"wnfused: report: {said}\n"
     assert output.read_text() == "mine"
     assert run(capsys, folder, "--output", output, "--force")[0] == 0
@@ -233,18 +235,18 @@ def test_an_output_that_cannot_be_written(capsys, tmp_path):
     assert run(capsys, folder, "--output", tmp_path) == (
         2,
         "",
-        f"wnfused: report: cannot write {tmp_path}: it is a folder\n",
+        f"wnfused: report: cannot write {tmp_path}: it is a directory\n",
     )
     lost = tmp_path / "no" / "page.html"
     assert run(capsys, folder, "--output", lost)[2] == (
-        f"wnfused: report: cannot write {lost}: its folder does not exist\n"
+        f"wnfused: report: cannot write {lost}: its directory does not exist\n"
     )
     long = tmp_path / ("x" * 300)
     with pytest.raises(ReportError, match="cannot write .*: File name too long"):
         write("page", long)
 
 
-def test_a_folder_of_runs_stands_for_them_and_no_run_counts_twice(capsys, tmp_path, monkeypatch):
+def test_a_directory_of_runs_and_no_run_twice(capsys, tmp_path, monkeypatch):
     for name in ("b/run", "a/run"):
         write_run(tmp_path / name)
     (tmp_path / "a" / "notes").mkdir()
@@ -253,63 +255,94 @@ def test_a_folder_of_runs_stands_for_them_and_no_run_counts_twice(capsys, tmp_pa
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "a", "b/run") == (0, "report.html (2 runs)\n", "")
     texts = Page((tmp_path / "report.html").read_text(encoding="utf-8")).texts
-    assert {"a/run", "b/run"} <= set(texts)  # the same folder name: told apart by the parent
+    assert {"a/run", "b/run"} <= set(texts)  # the same name: the parent tells them apart
 
 
-def test_a_lead_and_tables_of_ones_own(tmp_path):
+def test_own_paragraphs_and_tables(tmp_path):
     table = Table(("network", "step"), [("torch & co", "2 ms")], title="Step time", note="one < two")
     page = Page(render([records.read(write_run(tmp_path / "run"))], title="A <title>", lead=["Why."], more=[table]))
     assert {"A <title>", "Why.", "Step time", "torch & co", "2 ms", "one < two"} <= set(page.texts)
 
 
-def test_a_line_goes_where_its_values_are():
+def line(drawn: Panel, colour: int) -> list[tuple[float, float]]:
+    """The points of the longest line of a colour."""
+    paths = re.findall(rf'<path d="M ([^"]*)" style="fill: none; stroke: var\(--c{colour}\)', str(drawn.svg))
+    points = [[tuple(map(float, point.split())) for point in path.split("L")] for path in paths]
+    return max(points, key=len)
+
+
+def test_a_line_goes_through_its_values():
     drawn = panel("Loss", [Curve("run", [(1, 0.0), (2, 5.0), (3, 10.0)], 0)], show=str, labelled=False)
-    (path,) = re.findall(r'class="line c0" d="M([^"]*)"', drawn)
-    (x1, y1), (x2, y2), (x3, y3) = [tuple(map(float, point.split())) for point in path.split("L")]
+    (x1, y1), (x2, y2), (x3, y3) = line(drawn, 0)
     assert x1 < x2 < x3 and y1 > y2 > y3  # SVG counts from the top
     assert x2 - x1 == pytest.approx(x3 - x2) and y1 - y2 == pytest.approx(y2 - y3)
-    assert (y1, y3) == (240, 14)  # the frame's edges
+    assert (y1, y3) == (240, 14)  # the edges of the axes
 
 
-def test_a_diverged_line_leaves_through_the_top_and_does_not_squeeze_the_others():
+def test_a_diverged_line_leaves_at_the_top_and_does_not_squeeze_the_others():
     calm, wild = Curve("calm", [(1, 2.0), (2, 1.0)], 0), Curve("wild", [(1, 1e30)], 1, diverged=2)
     drawn = panel("Loss", [calm, wild], show=str, log=True, rises=True, labelled=False)
-    (path,) = re.findall(r'class="line c0" d="M([^"]*)"', drawn)
-    ys = [float(point.split()[1]) for point in path.split("L")]
+    ys = [y for _, y in line(drawn, 0)]
     assert ys[1] - ys[0] > 40
-    assert re.search(r'class="line c1" d="M[\d.]+ 9\.0l10 10', drawn)  # a cross around y = 14
+    (cross,) = re.findall(r'id="(m\w+)" d="M -5 5 L 5 -5 M -5 -5 L 5 5 "', str(drawn.svg))
+    assert re.search(rf'href="#{cross}" x="[\d.]+" y="14"', str(drawn.svg))
 
 
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
-def test_a_linear_axis_holds_its_values(low, size):
-    high = low + size
-    axis = ticks.linear(low, high)
-    room = 1e-6 * (axis.high - axis.low)
-    assert axis.low <= low + room and high - room <= axis.high
-    assert 2 <= len(axis.ticks) <= 12
-    assert axis.ticks[0] == axis.low and axis.ticks[-1] == axis.high
-    assert list(axis.ticks) == sorted(set(axis.ticks))
+def test_colours_fonts_and_ids_are_those_of_the_page():
+    curves = [Curve(f"run {i}", [(1, 0.5), (2, i / 20)], i) for i in range(9)]
+    drawn = str(panel("Accuracy", curves, show=str).svg)
+    assert drawn.startswith('<svg viewBox="0 0 460 280" role="img" aria-label="Accuracy: run 0 ends at 0.0; ')
+    assert not re.search(r"#[0-9a-f]{6}[;\"]", drawn) and all(f"var(--c{i})" in drawn for i in range(7))
+    assert "font-family" not in drawn and "<metadata" not in drawn and "http" not in drawn
+    other = str(panel("Loss", curves, show=str).svg)
+    ids = [set(re.findall(r' id="(\w+)"', text)) for text in (drawn, other)]
+    assert ids[0] and not ids[0] & ids[1]
+    assert len(drawn) < 15_000
 
 
-@given(st.floats(1e-12, 1e12), st.floats(1, 1e12))
-def test_a_logarithmic_axis_holds_its_values(low, times):
-    axis = ticks.logarithmic(low, low * times)
-    assert axis.low <= low * 1.001 and low * times <= axis.high * 1.001
-    assert 2 <= len(axis.ticks) <= 12
-    assert 0 <= axis.place(low) <= axis.place(low * times) <= 1
+def test_a_page_is_the_same_every_time_but_for_its_date(tmp_path):
+    runs = [records.read(write_run(tmp_path / name)) for name in ("a", "b")]
+    pages = [re.sub(r"<footer>.*?</footer>", "", render(runs)) for _ in range(2)]
+    assert pages[0] == pages[1] and len(pages[0]) < 80_000
 
 
-@given(st.integers(1, 1000), st.integers(0, 100_000))
-def test_an_axis_of_epochs_has_whole_ticks_in_its_range(low, count):
-    axis = ticks.whole(low, low + count)
-    assert all(tick == int(tick) and low <= tick <= low + count for tick in axis.ticks)
-    assert 1 <= len(axis.ticks) <= 10
-    assert 0 <= axis.place(low) <= axis.place(low + count) <= 1
+def test_dots_show_their_values():
+    curves = [Curve("a & b", [(1, 0.5), (2, 0.75)], 0), Curve("", [(1, 0.25)], 1)]
+    titles = re.findall(r"<use [^>]*><title>([^<]*)</title></use>", str(panel("Accuracy", curves, show=percent).svg))
+    assert titles == ["a &amp; b, epoch 1: 50%", "a &amp; b, epoch 2: 75%", "epoch 1: 25%"]
+    many = [Curve("many", [(i, i / 200) for i in range(121)], 0)]
+    assert "<title>" not in str(panel("Accuracy", many, show=percent).svg)
+
+
+def test_labels_are_texts(tmp_path):
+    curves = [Curve("$x_1$ <b>&\n", [(1, 0.5), (2, 0.7)], 0)]
+    page = Page(str(panel("Accuracy", curves, show=str).svg))
+    assert "$x_1$ <b>&" in page.texts and "b" not in [tag for tag, _ in page.tags]
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=4), st.booleans(), st.booleans())
+@settings(max_examples=25)
+def test_any_values_can_be_drawn(values, log, bounded):
+    curves = [Curve("run", list(enumerate(values, 1)), 0), Curve("other", [(1, 1.0)], 1, diverged=2)]
+    drawn = panel("Loss", curves, show=str, log=log, rises=True, bounds=(0, 1) if bounded else None)
+    assert "nan" not in str(drawn.svg) and "inf" not in re.sub(r"aria-label=\"[^\"]*\"", "", str(drawn.svg))
+
+
+def test_without_matplotlib(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = run(capsys, write_run(tmp_path / "run"))
+    assert code == 2 and err.startswith("wnfused: report: matplotlib is not installed; install the extra 'train': pip")
+
+
+def test_the_error_names_the_python_argument(tmp_path):
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(ReportError, match="exists and is not a report; choose another path or pass force=True to"):
+        write("page", tmp_path / "page.html")
 
 
 @given(st.lists(st.floats(0, 200), max_size=8))
 def test_labels_do_not_overlap(places):
-    moved = ticks.spread(places, 14, 0, 200)
+    moved = spread(places, 14, 0, 200)
     gaps = [b - a for a, b in zip(sorted(moved), sorted(moved)[1:], strict=False)]
     assert all(gap >= 14 - 1e-9 for gap in gaps)
     assert all(-1e-9 <= place <= 200 + 1e-9 for place in moved)

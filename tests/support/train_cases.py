@@ -1,4 +1,4 @@
-"""A data set of a few small images that a tiny network can learn, and configurations that train on it in no time."""
+"""A data set of a few small images that a tiny network can learn, and configurations that train on it quickly."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CLASSES = 3
 
 
 def split(count: int, seed: int) -> Split:
-    """Noise with a bright row that tells the class, uint8 [count, 1, 6, 6]."""
+    """Noise with a bright row that depends on the class, uint8 [count, 1, 6, 6]."""
     numbers = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=numbers)
     images = torch.randint(0, 120, (count, 1, 6, 6), generator=numbers, dtype=torch.uint8)
@@ -27,7 +27,7 @@ def dataset(train: int = 45, test: int = 21) -> Dataset:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, images: Dataset | None = None) -> None:
-    """``data.load`` gives the tiny images, and no plots are drawn, which takes longer than these runs."""
+    """``data.load`` returns the tiny images, and no plots are drawn, which would take longer than the runs."""
     tiny = images or dataset()
     monkeypatch.setattr(data, "load", lambda name, **options: tiny)
     monkeypatch.setattr(run, "_plot", lambda path, progress: None)
@@ -39,7 +39,7 @@ def use_for_good() -> None:
 
 
 def config(**changes: Any) -> Config:
-    """41 training images in 5 batches, of which the last has 5, and 4 to validate with."""
+    """41 training images in 5 batches, of which the last has 5, and 4 validation images."""
     settings: dict[str, Any] = {
         "model": "mlp-2-12", "epochs": 4, "batch_size": 9, "lr": 0.05, "validation": 0.1, "seed": 3, "crop": 1,
         "flip": True, "device": "cpu",
@@ -48,5 +48,5 @@ def config(**changes: Any) -> Config:
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    """Bit for bit."""
+    """Whether two state dicts are equal bit for bit."""
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

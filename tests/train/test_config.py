@@ -1,14 +1,14 @@
-"""The configuration: what it accepts, what it refuses and how, and that files and presets speak the same language."""
+"""Config: valid and invalid settings, configuration files, presets."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 
 from wnfused.train import Config, RunError, preset
-from wnfused.train.build import architecture
-from wnfused.train.config import FIELDS, from_mapping
-from wnfused.train.config_file import read
+from wnfused.train.config import FIELDS, from_mapping, read_settings
+from wnfused.train.model import architecture
 from wnfused.train.presets import PRESETS
 
 
@@ -20,7 +20,7 @@ def test_the_defaults_are_valid_and_filled_in():
         config.epochs = 3
 
 
-def test_what_depends_on_other_fields():
+def test_defaults_that_depend_on_other_fields():
     cifar = Config(data="cifar10", norm="batch")
     assert (cifar.init, cifar.crop, cifar.flip) == ("he", 4, True)
     assert Config(data="cifar10", flip=False).flip is False
@@ -37,38 +37,38 @@ def test_every_field_is_explained():
         ({"norm": "layer"}, "norm: unknown 'layer', expected one of weight, batch, none"),
         ({"schedule": "cosin"}, "schedule: unknown 'cosin', expected one of constant, third"),
         ({"schedule": "0.1@9,x"}, "schedule: expected FACTOR@EPOCH,EPOCH as in 0.1@91,136, got '0.1@9,x'"),
-        ({"schedule": "0.1@9,3"}, "schedule: expected a factor above 0 and rising epochs"),
+        ({"schedule": "0.1@9,3"}, "schedule: expected a factor above 0 and increasing epochs"),
         ({"epochs": 0}, "epochs: expected a number from 1 to 1e+06, got 0"),
-        ({"epochs": 2.5}, "epochs: expected a whole number, got 2.5"),
-        ({"epochs": True}, "epochs: expected a whole number, got True"),
+        ({"epochs": 2.5}, "epochs: expected an integer, got 2.5"),
+        ({"epochs": True}, "epochs: expected an integer, got True"),
         ({"lr": "fast"}, "lr: expected a number, got 'fast'"),
         ({"lr": float("nan")}, "lr: expected a number from 0 to 1e+06, got nan"),
         ({"nesterov": "yes"}, "nesterov: expected true or false, got 'yes'"),
-        ({"model": 20}, "model: expected a text, got 20"),
+        ({"model": 20}, "model: expected a string, got 20"),
         ({"batch_size": 0}, "batch_size: expected"),
         ({"validation": 1.0}, "validation: expected"),
-        ({"norm": "none", "init": "data_dependent"}, "init 'data_dependent' does not go with norm 'none': exp"),
-        ({"norm": "batch", "init": "robust"}, "init 'robust' does not go with norm 'batch': expected he"),
-        ({"norm": "batch", "impl": "torch"}, "impl 'torch' is torch's weight_norm: it needs norm 'weight'"),
-        ({"nesterov": True, "momentum": 0.0}, "nesterov: needs a momentum above 0"),
-        ({"accumulate": 9, "batch_size": 8}, "accumulate: 9 parts of a batch of 8 images"),
-        ({"warmup_epochs": 11.0}, "warmup_epochs: 11 is longer than the 10 epochs"),
+        ({"norm": "none", "init": "data_dependent"}, "init: 'data_dependent' is not available with norm 'none'; exp"),
+        ({"norm": "batch", "init": "robust"}, "init: 'robust' is not available with norm 'batch'; expected he"),
+        ({"norm": "batch", "impl": "torch"}, "impl: 'torch' needs norm 'weight', got 'batch'"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov: expected a momentum above 0"),
+        ({"accumulate": 9, "batch_size": 8}, "accumulate: expected at most batch_size, 8, got 9"),
+        ({"warmup_epochs": 11.0}, "warmup_epochs: expected at most epochs, 10, got 11"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_setting(settings, said):
+def test_errors_name_the_setting(settings, said):
     with pytest.raises(RunError) as refusal:
         Config(**settings)
     assert str(refusal.value).startswith(said) and "\n" not in str(refusal.value)
 
 
-def test_a_file_in_either_language(tmp_path: Path):
+def test_toml_and_yaml_files(tmp_path: Path):
     (tmp_path / "a.toml").write_text('preset = "smoke"\nepochs = 3\nlr = 1e-2\nnesterov = true\n')
     (tmp_path / "a.yaml").write_text("preset: smoke\nepochs: 3\nlr: 1e-2\nnesterov: true\n")
-    toml, yaml = read(tmp_path / "a.toml"), read(tmp_path / "a.yaml")
+    toml, yaml = read_settings(tmp_path / "a.toml"), read_settings(tmp_path / "a.yaml")
     assert toml.pop("preset") == yaml.pop("preset") == "smoke"
     assert from_mapping(toml, "a") == from_mapping(yaml, "a") == Config(epochs=3, lr=0.01, nesterov=True)
     (tmp_path / "empty.yml").write_text("# nothing\n")
-    assert read(tmp_path / "empty.yml") == {}
+    assert read_settings(tmp_path / "empty.yml") == {}
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,26 @@ def test_a_file_in_either_language(tmp_path: Path):
         ("a.toml", "epochs = ", "a.toml is not valid TOML"),
         ("a.yaml", "epochs: [", "a.yaml is not valid YAML"),
         ("a.yaml", "- 3", "expected settings like `epochs`, got list"),
-        ("a.json", "{}", "expected a file named .toml, .yaml or .yml"),
+        ("a.json", "{}", "a.json: expected a .toml, .yaml or .yml file"),
         ("a.toml", None, "No such file"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, text: str | None, said: str):
+def test_unreadable_files(tmp_path: Path, name: str, text: str | None, said: str):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(RunError) as refusal:
-        read(tmp_path / name)
+        read_settings(tmp_path / name)
     assert said in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("suffix", "module", "package"), [("yaml", "yaml", "pyyaml"), ("toml", "tomli", "tomli")])
+def test_a_missing_reader_is_named_with_its_extra(tmp_path: Path, monkeypatch, suffix: str, module: str, package: str):
+    if module == "tomli":
+        monkeypatch.setattr(sys, "version_info", (3, 10))
+    monkeypatch.setitem(sys.modules, module, None)
+    (tmp_path / f"a.{suffix}").write_text("")
+    with pytest.raises(RunError, match=f"{package} is not installed; install the extra 'train': pip install"):
+        read_settings(tmp_path / f"a.{suffix}")
 
 
 def test_an_unknown_setting_in_a_file():
@@ -125,9 +135,9 @@ def test_there_are_no_other_presets():
     assert set(PRESETS) == {"smoke"} | {f"{network}-{data}{method}" for network, data, _, method in ROWS}
 
 
-def test_presets_can_be_changed_before_they_are_checked():
+def test_changes_of_a_preset_apply_before_its_checks():
     assert preset("smoke", norm="batch").init == "he"
-    with pytest.raises(RunError, match="unknown preset 'smok', did you mean 'smoke'?"):
+    with pytest.raises(RunError, match="preset: unknown 'smok', did you mean 'smoke'?"):
         preset("smok")
 
 
@@ -135,11 +145,11 @@ def test_presets_can_be_changed_before_they_are_checked():
     ("name", "said"),
     [
         ("vgg16", "model: unknown 'vgg16', expected resnetN"),
-        ("resnet21", "model 'resnet21': ResNet: depth: expected 6n + 2"),
-        ("wrn-41-10", "model 'wrn-41-10': WRN: depth"),
+        ("resnet21", "model: 'resnet21': ResNet: depth: expected 6n + 2"),
+        ("wrn-41-10", "model: 'wrn-41-10': WRN: depth"),
     ],
 )
-def test_networks_that_do_not_exist(name, said):
+def test_unknown_networks(name, said):
     with pytest.raises(RunError) as refusal:
         architecture(name, "weight", (3, 32, 32), 10)
     assert str(refusal.value).startswith(said)

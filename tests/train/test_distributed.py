@@ -1,4 +1,4 @@
-"""Several processes train as one does: DDP and FSDP2 on gloo, ragged batches, checkpoints, a killed worker."""
+"""Several processes train like one: DDP and FSDP2 on gloo, ragged batches, checkpoints, a killed worker."""
 
 import json
 import multiprocessing
@@ -22,14 +22,14 @@ from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.loop import Trainer
 
 WORLD = 2
-PATIENCE = 150  # seconds until processes that wait for each other are ended
+PATIENCE = 150  # seconds until hanging processes are killed
 # 41 images: with batches of 8 the last has one image, and one of two processes none.
 RAGGED = {"epochs": 3, "batch_size": 8, "clip": 1.0, "ema": 0.5, "lr": 0.005}
 RUNS: dict[str, dict[str, Any]] = {
     "ddp": {**RAGGED, "accumulate": 2, "label_smoothing": 0.1},
     "fsdp": {**RAGGED, "sharding": "fsdp", "model": "resnet8"},
 }
-LONGER = 5  # epochs to which one process takes the FSDP run further
+LONGER = 5  # epochs up to which one process resumes the FSDP run
 
 
 def worker(rank: int, folder: str) -> None:
@@ -47,7 +47,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def interrupted(rank: int, folder: str) -> dict[str, Any]:
-    """One process is sent SIGTERM in a step that diverges."""
+    """Rank 1 receives SIGTERM in a step that diverges."""
     step = Trainer.train_step
 
     def disturbed(self: Trainer, images: Tensor, labels: Tensor) -> None:
@@ -61,7 +61,7 @@ def interrupted(rank: int, folder: str) -> dict[str, Any]:
 
 
 def refusal(folder: str) -> str:
-    """The first process finds the folder taken: all have to hear of it."""
+    """The error that rank 0 raises because the directory exists: all ranks must raise it."""
     try:
         train(config(), Path(folder) / "ddp")
     except Exception as error:
@@ -94,7 +94,7 @@ def _tiny_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_same_run(several: Path, alone: Path) -> None:
-    """To 1e-5: sums are taken in another order."""
+    """Equal to 1e-5: the order of sums differs."""
     for name in ("metrics.jsonl",):
         lines = [[json.loads(line) for line in (run / name).read_text().splitlines()] for run in (several, alone)]
         assert len(lines[0]) == len(lines[1]) > 0
@@ -112,7 +112,7 @@ def assert_same_run(several: Path, alone: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_two_processes_train_as_one(trained: Path, tmp_path: Path, name: str) -> None:
+def test_two_processes_train_like_one(trained: Path, tmp_path: Path, name: str) -> None:
     result = train(config(**RUNS[name]), tmp_path / "alone")
     assert_same_run(trained / name, tmp_path / "alone")
     said = [json.loads((trained / f"{rank}.json").read_text()) for rank in range(WORLD)]
@@ -121,27 +121,27 @@ def test_two_processes_train_as_one(trained: Path, tmp_path: Path, name: str) ->
     assert json.loads((trained / name / "environment.json").read_text())["world_size"] == WORLD
 
 
-def test_all_processes_refuse_together(trained: Path) -> None:
+def test_all_ranks_raise_the_error_of_rank_0(trained: Path) -> None:
     for rank in range(WORLD):
         said = json.loads((trained / f"{rank}.json").read_text())["refused"]
-        assert said.startswith("RunError: run folder") and "exists: --resume" in said
+        assert said.startswith("RunError: run_dir: '") and "already exists; pass resume=True" in said
 
 
-def test_all_processes_agree_on_divergence(trained: Path, tmp_path: Path) -> None:
+def test_all_ranks_agree_on_divergence(trained: Path, tmp_path: Path) -> None:
     alone = train(config(lr=1e5, max_loss=1000.0), tmp_path / "alone")
     for rank in range(WORLD):
         said = json.loads((trained / f"{rank}.json").read_text())["diverged"]
         assert (said["status"], said["diverged_step"]) == ("diverged", alone.diverged_step)
 
 
-def test_all_processes_agree_on_an_interrupt(trained: Path) -> None:
+def test_all_ranks_agree_on_an_interrupt(trained: Path) -> None:
     for rank in range(WORLD):
         said = json.loads((trained / f"{rank}.json").read_text())["interrupted"]
         assert (said["status"], said["steps"], said["stopped_by"]) == ("interrupted", 3, "SIGTERM")
     assert train(config(lr=1e5, max_loss=1000.0), trained / "interrupted", resume=True).status == "diverged"
 
 
-def test_one_process_goes_on_where_two_stopped(trained: Path, tmp_path: Path) -> None:
+def test_one_process_resumes_a_run_of_two(trained: Path, tmp_path: Path) -> None:
     longer = {**RUNS["fsdp"], "epochs": LONGER}
     assert train(config(**longer), trained / "fsdp", resume=True).epochs == LONGER
     train(config(**longer), tmp_path / "alone")
@@ -169,7 +169,7 @@ sys.exit(main({argv!r}))
 
 
 def options(settings: Config) -> list[str]:
-    """The command line that says the same."""
+    """The command line of a configuration."""
     given = []
     for name, value in settings.as_dict().items():
         option = name.replace("_", "-")
@@ -180,7 +180,7 @@ def options(settings: Config) -> list[str]:
     return given
 
 
-def test_a_killed_worker_is_restarted_and_goes_on(tmp_path: Path) -> None:
+def test_a_killed_worker_is_restarted_and_resumes(tmp_path: Path) -> None:
     settings = config(epochs=3, batch_size=8, checkpoint_steps=4, lr=0.005)  # losses stay well above rounding
     argv = ["train", *options(settings), "--run-dir", str(tmp_path / "run")]
     (tmp_path / "script.py").write_text(SCRIPT.format(root=str(Path(__file__).parents[2]), argv=argv))
@@ -191,7 +191,7 @@ def test_a_killed_worker_is_restarted_and_goes_on(tmp_path: Path) -> None:
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("test accuracy") == 1  # of two processes one talks
+    assert done.stdout.count("test accuracy") == 1  # only rank 0 prints
     assert "resumed at step 8" in done.stdout
     train(settings, tmp_path / "alone")
     assert_same_run(tmp_path / "run", tmp_path / "alone")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at every place of a run: none is swallowed, none costs more than a step, an interrupt wins."""
+"""Ctrl-C and SIGTERM at every point of a run: none is lost, and none costs more than a step."""
 
 import json
 import os
@@ -13,9 +13,9 @@ import torch
 from tests.support.train_cases import config, same, use
 from wnfused.train import Config, Result, checkpoints, run, train
 from wnfused.train.checkpoints import KEYS, load, steps
-from wnfused.train.interrupts import Interrupts, passed_on
+from wnfused.train.interrupts import Interrupts, keyboard_interrupt
 from wnfused.train.loop import Trainer
-from wnfused.train.run_folder import RunFolder
+from wnfused.train.run_directory import RunDirectory
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
 WILD = {"lr": 1e5, "max_loss": 1000.0}  # diverges at step 2
@@ -28,7 +28,7 @@ def _tiny_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """Python's own, also where the tests run in the background, and the same after each test."""
+    """Python's own handlers, also if the tests run in the background; each test must restore them."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in BOTH}
     yield
     found = [signal.getsignal(number) for number in BOTH]
@@ -42,7 +42,7 @@ def send(number: signal.Signals) -> None:
 
 
 def before_call(patch: pytest.MonkeyPatch, owner: Any, name: str, number: signal.Signals, at: int = 1) -> None:
-    """The signal arrives as ``owner.name`` is called for the ``at``-th time."""
+    """Send the signal at the start of the ``at``-th call of ``owner.name``."""
     original: Callable[..., Any] = getattr(owner, name)
     calls: list[None] = []
 
@@ -69,8 +69,8 @@ def after_call(patch: pytest.MonkeyPatch, owner: Any, name: str, number: signal.
     patch.setattr(owner, name, disturbed)
 
 
-def assert_goes_on(settings: Config, folder: Path, wanted: Result) -> None:
-    """Nothing says that the run is over, and a resumption ends as if nothing had been."""
+def assert_resumes(settings: Config, folder: Path, wanted: Result) -> None:
+    """The run is not marked as ended, and resuming it gives the result of an uninterrupted run."""
     assert not (folder / "result.json").exists()
     assert not list(folder.rglob("*.tmp"))
     again = train(settings, folder, resume=True)
@@ -97,18 +97,18 @@ def test_an_interrupt_wins_over_divergence(
     assert (result.status, result.steps, result.stopped_by) == ("interrupted", step, number.name)
     assert is_finite(tmp_path / "a") and len(steps(tmp_path / "a" / "checkpoints")) == (step == 1)
     assert "diverged" not in (tmp_path / "a" / "metrics.jsonl").read_text()
-    assert_goes_on(config(**WILD), tmp_path / "a", wanted)
+    assert_resumes(config(**WILD), tmp_path / "a", wanted)
 
 
-def test_while_the_losses_are_read_that_show_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_divergence_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = train(config(**WILD), tmp_path / "whole")
     with monkeypatch.context() as patch:
-        before_call(patch, Trainer, "read_losses", signal.SIGINT)
+        before_call(patch, Trainer, "raise_if_diverged", signal.SIGINT)
         assert train(config(**WILD), tmp_path / "a").status == "interrupted"
-    assert_goes_on(config(**WILD), tmp_path / "a", wanted)
+    assert_resumes(config(**WILD), tmp_path / "a", wanted)
 
 
-def test_while_a_validation_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_the_validation_diverges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wnfused.train import loop
 
     def hopeless(*arguments: Any, **options: Any) -> tuple[float, float]:
@@ -124,7 +124,7 @@ def test_while_a_validation_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     result = train(config(), tmp_path / "a")
     assert (result.status, result.stopped_by) == ("interrupted", "SIGTERM")
     interrupt = False
-    assert_goes_on(config(), tmp_path / "a", wanted)
+    assert_resumes(config(), tmp_path / "a", wanted)
 
 
 PLACES: dict[str, tuple[Callable[..., None], Any, str, int]] = {
@@ -145,7 +145,7 @@ PLACES: dict[str, tuple[Callable[..., None], Any, str, int]] = {
 
 @pytest.mark.parametrize("number", BOTH)
 @pytest.mark.parametrize("place", PLACES)
-def test_a_signal_at_any_place_of_a_run(
+def test_a_signal_at_any_point_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, number: signal.Signals
 ) -> None:
     wanted = train(config(), tmp_path / "whole")
@@ -154,7 +154,7 @@ def test_a_signal_at_any_place_of_a_run(
         disturb(patch, owner, name, number, at)
         result = train(config(), tmp_path / "a")
     assert (result.status, result.stopped_by) == ("interrupted", number.name)
-    assert_goes_on(config(), tmp_path / "a", wanted)
+    assert_resumes(config(), tmp_path / "a", wanted)
     ends = [load(steps(tmp_path / run / "checkpoints")[0], KEYS) for run in ("a", "whole")]
     assert same(ends[0]["model"], ends[1]["model"]) and same(ends[0]["optimizer"], ends[1]["optimizer"])
 
@@ -174,11 +174,11 @@ def test_the_first_signal_counts_and_a_second_ctrl_c_stops_at_once(
     assert train(config(), tmp_path / "b", resume=True).status == "finished"
 
 
-@pytest.mark.parametrize(("owner", "name"), [(RunFolder, "write"), (run, "_plot"), (Trainer, "__init__")])
-def test_outside_the_loop_it_is_an_ordinary_ctrl_c(
+@pytest.mark.parametrize(("owner", "name"), [(RunDirectory, "write"), (run, "_plot"), (Trainer, "__init__")])
+def test_outside_the_loop_a_signal_raises_keyboard_interrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
 ) -> None:
-    """While the run is set up, and while the result is written and drawn: it reaches the caller."""
+    """During setup and while the result is written and plotted, KeyboardInterrupt reaches the caller."""
     with monkeypatch.context() as patch:
         before_call(patch, owner, name, signal.SIGINT, at=3 if name == "write" else 1)  # result.json is the third
         with pytest.raises(KeyboardInterrupt):
@@ -188,6 +188,6 @@ def test_outside_the_loop_it_is_an_ordinary_ctrl_c(
     assert json.loads((tmp_path / "a" / "result.json").read_text())["stopped_by"] is None
 
 
-def test_callers_pass_it_on() -> None:
-    assert passed_on("SIGTERM").args == (signal.SIGTERM,)
-    assert passed_on(None).args == (signal.SIGINT,)
+def test_the_exception_for_callers() -> None:
+    assert keyboard_interrupt("SIGTERM").args == (signal.SIGTERM,)
+    assert keyboard_interrupt(None).args == (signal.SIGINT,)

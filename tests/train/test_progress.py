@@ -1,4 +1,4 @@
-"""What a person sees: plain lines, a live bar, and TensorBoard's log."""
+"""Progress: plain lines, a live bar, and the TensorBoard log."""
 
 import io
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.train_cases import config, use
 from wnfused.train import Lines, Live, Progress, train
-from wnfused.train.progress import Moment, choose, duration, epoch_text
+from wnfused.train.progress import Moment, choose, epoch_text
 
 MOMENT = Moment(2, 9, 3, 40, 43, 360, 1.25, 0.5, 321.4, 3725.0)
 EARLY = Moment(1, 9, 1, 40, 1, 360, None, None, None, None)
@@ -34,18 +34,17 @@ def test_lines() -> None:
     lines.epoch(LINE, 9)
     assert file.getvalue().splitlines() == [
         "epoch 1/9, step 1/40: ",
-        "epoch 2/9, step 3/40: loss 1.250 accuracy 50.0%  321 images/s  1:02:05 left",
+        "epoch 2/9, step 3/40: loss 1.250 accuracy 50.0%  321 images/s  1 h 02 min left",
         "epoch 2/9  train loss 1.250 (50.0%)  validation 1.000 (62.5%)  321 images/s  3.2 s",
     ]
 
 
-def test_texts() -> None:
-    assert [duration(seconds) for seconds in (0.4, 59.6, 61, 3600)] == ["0:00", "1:00", "1:01", "1:00:00"]
+def test_the_line_of_a_diverged_epoch() -> None:
     bare = {**LINE, "validation_loss": None, "images_per_second": None, "diverged": True}
     assert epoch_text(bare, 100) == "epoch   2/100  train loss 1.250 (50.0%)  DIVERGED"
 
 
-def test_a_moment_is_shown_now_and_then_only() -> None:
+def test_moments_are_shown_at_intervals() -> None:
     lines = Lines(io.StringIO())
     assert not lines.due()
     lines.every = 0.0
@@ -62,11 +61,11 @@ def test_live_on_a_terminal(tmp_path: Path) -> None:
     live.every = 0.0
     train(config(epochs=2), tmp_path / "a", progress=live)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert "epoch 1/2" in text and "5/5" in text and "images/s" in text and "0:00 left" in text
+    assert "epoch 1/2" in text and "5/5" in text and "images/s" in text and "0.0 s left" in text
     assert re.search(r"epoch 2/2  train loss \d\.\d{3} \(.*%\)  validation .*%\)  \d+ images/s  \d\.\d s", text)
 
 
-def test_a_narrow_terminal_shows_every_figure() -> None:
+def test_a_narrow_terminal_shows_every_number() -> None:
     from rich.console import Console
 
     live = Live()
@@ -76,10 +75,10 @@ def test_a_narrow_terminal_shows_every_figure() -> None:
     live.moment(Moment(100, 182, 37, 352, 43, 64064, 2.2791, 0.164, 1234.0, 3725.0))
     live.end(None)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"epoch 100/182 .+ 37/352 loss 2\.279 accuracy 16\.4%  1234 images/s  1:02:05 left", text)
+    assert re.search(r"epoch 100/182 .+ 37/352 loss 2\.279 accuracy 16\.4%  1234 images/s  1 h 02 min left", text)
 
 
-def test_it_is_live_only_on_a_terminal_with_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_live_bar_needs_a_terminal_and_rich(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(choose()) is Lines  # pytest captures the output
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert type(choose()) is Live
@@ -106,7 +105,7 @@ def test_moments_of_a_run(tmp_path: Path) -> None:
 
 
 def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for its writer, whose package is large: what is logged, and at which step."""
+    """What is logged at which step, with a stand-in for the writer of the large package."""
     log: list[tuple[str, float, int]] = []
     opened: list[dict[str, Any]] = []
 

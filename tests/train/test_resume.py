@@ -1,4 +1,4 @@
-"""A run that was stopped, at whatever moment and however roughly, ends as if it never had been."""
+"""A run that is interrupted at any point and resumed ends bit for bit like an uninterrupted one."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def end_of(run_dir: Path) -> dict[str, Any]:
 
 
 def figures(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of the metrics, without what depends on the clock."""
+    """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
@@ -50,7 +50,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 
 class StopAt(Trainer):
-    """A run that is interrupted after a number of steps, as by Ctrl-C."""
+    """A trainer that receives Ctrl-C in step ``at``."""
 
     at = 0
 
@@ -69,11 +69,11 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, settings: Config, run_dir: Path
         return train(settings, run_dir, **how)
 
 
-def test_n_epochs_and_n_more_are_2n(tmp_path: Path) -> None:
+def test_n_epochs_and_n_more_equal_2n(tmp_path: Path) -> None:
     settings = {**RECIPE, "checkpoint_seconds": 0.0}
     train(config(**settings, epochs=6), tmp_path / "whole")
     train(config(**settings, epochs=3), tmp_path / "parts")
-    random.seed(9), torch.manual_seed(9)  # whatever happens between
+    random.seed(9), torch.manual_seed(9)  # other code may run in between
     result = train(config(**settings, epochs=6), tmp_path / "parts", resume=True)
     assert result.epochs == 6
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
@@ -83,7 +83,7 @@ def test_n_epochs_and_n_more_are_2n(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [1, 5, 7, 13, 20])
 def test_ctrl_c_at_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """In the first step, at the end of an epoch, within one, and in the last step of all."""
+    """In the first step, at the end of an epoch, within one, and in the last step."""
     train(config(**RECIPE), tmp_path / "whole")
     before = signal.getsignal(signal.SIGINT)
     result = interrupted(monkeypatch, config(**RECIPE), tmp_path / "parts", step)
@@ -113,7 +113,7 @@ def test_ctrl_c_while_it_validates(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_checkpoints_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By steps and by seconds, and neither changes what comes out."""
+    """By steps and by seconds; neither changes the result."""
     train(config(**RECIPE), tmp_path / "whole")
     train(config(**RECIPE, checkpoint_steps=3, keep=50), tmp_path / "steps")
     assert [load(path, KEYS)["position"]["step"] for path in reversed(steps(tmp_path / "steps" / "checkpoints"))] == [
@@ -123,7 +123,7 @@ def test_checkpoints_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(steps(tmp_path / "seconds" / "checkpoints")) == 20
     assert_same_run(tmp_path / "steps", tmp_path / "whole")
     assert_same_run(tmp_path / "seconds", tmp_path / "whole")
-    # Go back to the third step, as if the later ones had been lost.
+    # Resume from step 3, as if the later checkpoints had been lost.
     for path in steps(tmp_path / "steps" / "checkpoints")[:-1]:
         path.unlink()
     (tmp_path / "steps" / "result.json").unlink()
@@ -158,7 +158,7 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_lost_best_weights_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_best_weights_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, config(), tmp_path / "a", 13)
     (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"?")
     said = Said()
@@ -169,7 +169,7 @@ def test_lost_best_weights_are_noticed(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("ema", [0.0, 0.8])
 def test_best_weights_lost_after_the_last_epoch(tmp_path: Path, ema: float) -> None:
-    """No epoch is left that could become the best: the last one is."""
+    """No epoch is left that could become the best, so the last one does."""
     whole = train(config(ema=ema), tmp_path / "a")
     (tmp_path / "a" / "result.json").unlink()
     flip_a_bit(tmp_path / "a" / "checkpoints" / "best.pt")
@@ -195,7 +195,7 @@ DAMAGED_JSON = [
 
 
 @pytest.mark.parametrize("content", DAMAGED_JSON)
-def test_a_damaged_result_is_found_again(tmp_path: Path, content: str) -> None:
+def test_a_damaged_result_is_recomputed(tmp_path: Path, content: str) -> None:
     whole = train(config(), tmp_path / "a")
     (tmp_path / "a" / "result.json").write_text(content, encoding="latin-1")
     said = Said()
@@ -205,30 +205,33 @@ def test_a_damaged_result_is_found_again(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"resumed": 3}', "\xff"])
-def test_a_damaged_environment_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
+def test_a_damaged_environment_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     interrupted(monkeypatch, config(), tmp_path / "a", 7)
     (tmp_path / "a" / "environment.json").write_text(content, encoding="latin-1")
     assert train(config(), tmp_path / "a", resume=True).status == "finished"
     assert len(json.loads((tmp_path / "a" / "environment.json").read_text())["resumed"]) == 1
 
 
-def test_a_finished_run_answers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_a_finished_run_returns_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = train(config(epochs=1), tmp_path / "a")
-    monkeypatch.setattr(Trainer, "run", None)
+    monkeypatch.setattr(Trainer, "fit", None)
     assert train(config(epochs=1), tmp_path / "a", resume=True) == result
 
 
-def test_resume_of_nothing_starts(tmp_path: Path) -> None:
+def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
     assert train(config(epochs=1), tmp_path / "a", resume=True).status == "finished"
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"lr": 0.5, "seed": 4}, "with another configuration: lr (there 0.05, asked 0.5), seed (there 3, asked 4)"),
-        ({"schedule": "thirds", "epochs": 9}, "schedule (there 'halves', asked 'thirds')"),
-        ({"epochs": 2}, "cannot resume with epochs 2: the run is in epoch 3 already"),
-        ({"epochs": 40}, "the schedule 'halves' would have had another learning rate in epoch 3"),
+        ({"lr": 0.5, "seed": 4}, "has another configuration: lr was 0.05 and is 0.5, seed was 3 and is 4"),
+        ({"schedule": "thirds", "epochs": 9}, "schedule was 'halves' and is 'thirds'"),
+        ({"epochs": 2}, "epochs: expected at least 3, the epoch that the run has reached, got 2"),
+        (
+            {"epochs": 40},
+            "epochs: cannot change from 4 to 40: schedule 'halves' would change the learning rate of epoch 3",
+        ),
     ],
 )
 def test_an_incompatible_resume_names_what_differs(
@@ -242,19 +245,21 @@ def test_an_incompatible_resume_names_what_differs(
     assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
 
 
-def test_what_changes_no_result_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_do_not_affect_results_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, config(), tmp_path / "a", 7)
     result = train(config(keep=1, checkpoint_steps=2, data_dir="elsewhere"), tmp_path / "a", resume=True)
     assert result.status == "finished"
     assert json.loads((tmp_path / "a" / "config.json").read_text())["keep"] == 1
 
 
-def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
+def test_a_directory_is_never_overwritten(tmp_path: Path) -> None:
     train(config(epochs=1), tmp_path / "a")
     (tmp_path / "a" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match="run folder .* exists: --resume goes on with it, --force starts anew"):
+    with pytest.raises(
+        RunError, match="run_dir: .*a' already exists; pass resume=True to continue it or force=True to replace it"
+    ):
         train(config(epochs=1), tmp_path / "a")
-    with pytest.raises(RunError, match="expected one of them"):
+    with pytest.raises(RunError, match="resume, force: both are set; pass"):
         train(config(epochs=1), tmp_path / "a", resume=True, force=True)
     assert train(config(epochs=2, seed=7), tmp_path / "a", force=True).epochs == 2
     assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
@@ -262,16 +267,16 @@ def test_a_folder_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").write_text("precious")
     for how in ("resume", "force"):
-        with pytest.raises(RunError, match="holds no run"):
+        with pytest.raises(RunError, match="is not a run directory"):
             train(config(epochs=1), tmp_path / "b", **{how: True})
     (tmp_path / "c").write_text("a file")
-    with pytest.raises(RunError, match="a file has that name"):
+    with pytest.raises(RunError, match="run_dir: .* is a file"):
         train(config(epochs=1), tmp_path / "c", force=True)
     (tmp_path / "empty").mkdir()
     assert train(config(epochs=1), tmp_path / "empty").status == "finished"
 
 
-# kill -9: one process that has imported everything forks a run, and kills it after a random while, again and again.
+# kill -9: a process that has imported everything forks a run and kills it after a random time, repeatedly.
 KILLER = """
 import os, random, signal, sys, time
 from pathlib import Path
@@ -317,7 +322,7 @@ print(killed, len(seen))
 """
 
 
-def test_killed_at_any_moment_it_goes_on(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_time_can_be_resumed(tmp_path: Path) -> None:
     code = KILLER.format(root=str(Path(__file__).parents[2]), recipe=RECIPE, seed=5)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The command ``wnfused``: one file for each subcommand, listed below in the order in which help shows them."""
+"""The command ``wnfused``: one file for each subcommand, imported in the order of the help."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,6 @@ from wnfused.cli.commands import (
     Parser,
     fail,
     interrupted,
-    nearest_command,
     terminable,
     wnfused_version,
 )
@@ -21,7 +20,9 @@ __all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "experiment", "inf
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
-        return fail(f"unknown command {argv[0]!r}, {nearest_command(argv[0])}", code=2)
+        from wnfused.suggestions import did_you_mean
+
+        return fail(f"unknown command {argv[0]!r}, {did_you_mean(argv[0], COMMANDS)}", code=2)
     parser = Parser(prog="wnfused", description="Weight normalization that costs what a plain layer costs.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)

@@ -30,7 +30,9 @@ def audit(args: argparse.Namespace) -> int:
     from importlib.util import find_spec
 
     if find_spec("triton") is None:
-        return fail("audit: triton is not installed")
+        return fail(
+            "audit: triton is not installed; on Linux it comes with wnfused: pip install -c constraints.txt triton"
+        )
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         return fail("audit: TRITON_INTERPRET is set, so kernels would be interpreted instead of compiled; unset it")
     from wnfused.kernels.triton.audit import audit as audited

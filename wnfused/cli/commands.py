@@ -1,12 +1,11 @@
-"""What the subcommands share: how one is registered, and errors of one line.
+"""What the subcommands share: their registration, one-line errors, and exit codes after signals.
 
-A subcommand is a file of this package with a function from its parsed arguments to an exit code, under ``@command``;
-its own arguments are added by the function named there. Anything heavy is imported inside, so that help and typing
-errors answer at once.
+A subcommand is a file of this package with a function under ``@command`` that takes the parsed arguments and returns an
+exit code; ``@command`` also names the function that adds its arguments. Heavy modules are imported inside functions, so
+that help and usage errors are immediate.
 """
 
 import argparse
-import difflib
 import signal
 import sys
 import threading
@@ -18,16 +17,18 @@ from typing import NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors of one line."""
+    """argparse with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def unknown(self, arguments: list[str]) -> NoReturn:
-        """An error that also names the option that was probably meant."""
+        """Exit with an error that suggests the option that was probably meant."""
+        from wnfused.suggestions import nearest
+
         options = [option for action in self._actions for option in action.option_strings]
-        near = difflib.get_close_matches(arguments[0].partition("=")[0], options, n=1)
-        hint = f", did you mean {near[0]}?" if near else ""
+        meant = nearest(arguments[0].partition("=")[0], options)
+        hint = f", did you mean {meant}?" if meant else ""
         self.error(f"unrecognized arguments: {' '.join(arguments)}{hint}")
 
 
@@ -58,10 +59,9 @@ def fail(message: str, code: int = 1) -> int:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt as Ctrl-C does, with the signal as its argument.
+    """A context in which SIGTERM raises KeyboardInterrupt, like Ctrl-C, with the signal as its argument.
 
-    What is half written is then removed, and a container's first process, which that signal does not end by itself,
-    ends.
+    Temporary files are then removed. Without a handler SIGTERM would not even end the first process of a container.
     """
     usual = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     if usual:
@@ -74,23 +74,18 @@ def terminable() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    signal.signal(number, signal.SIG_DFL)  # a second SIGTERM ends the process at once
     raise KeyboardInterrupt(signal.Signals(number))
 
 
 def interrupted(stop: KeyboardInterrupt) -> int:
-    """The exit code that shells give a process ended by that signal."""
+    """Report the signal; returns the exit code that shells use for it."""
     terminated = stop.args[:1] == (signal.SIGTERM,)
     return fail("terminated" if terminated else "interrupted", code=exit_code("SIGTERM" if terminated else None))
 
 
 def exit_code(stopped_by: str | None) -> int:
     return 128 + signal.Signals[stopped_by or "SIGINT"]
-
-
-def nearest_command(name: str) -> str:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(COMMANDS)}"
 
 
 def wnfused_version() -> str:

@@ -4,6 +4,9 @@ import argparse
 from pathlib import Path
 
 from wnfused.cli.commands import command, fail
+from wnfused.cli.flags import in_flags
+
+ARGUMENTS = ("scale", "out", "data_dir", "ray", "force")
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +51,9 @@ def experiment(args: argparse.Namespace) -> int:
             say=lambda line: print(line, flush=True),
         )
     except RunError as error:
-        return fail(f"experiment: {_flags(str(error))}", code=2)
+        return fail(f"experiment: {in_flags(str(error), ARGUMENTS)}", code=2)
     print(page)
     return 0
-
-
-def _flags(message: str) -> str:
-    """Python's arguments as options."""
-    message = message.replace("force=True", "--force")
-    for argument in ("out", "scale"):
-        message = message.replace(f"{argument}: ", f"--{argument}: ") if message.startswith(argument) else message
-    return message
 
 
 def _list() -> int:

@@ -1,4 +1,4 @@
-"""``wnfused info``: versions, backends, the native library and what this CPU can do."""
+"""``wnfused info``: versions, backends, the native library and the capabilities of the CPU."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ def _info_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
-@command("info", "show versions, backends, the native library and what this CPU can do", _info_arguments)
+@command("info", "show versions, backends, the native library and the capabilities of the CPU", _info_arguments)
 def info(args: argparse.Namespace) -> int:
     facts = gather()
     print(json.dumps(facts, indent=2) if args.json else describe(facts))
@@ -24,7 +24,7 @@ def info(args: argparse.Namespace) -> int:
 
 
 def gather() -> dict[str, Any]:
-    """What ``wnfused info --json`` prints."""
+    """The content of ``wnfused info --json``."""
     import torch
 
     from wnfused.ops import backends
@@ -67,7 +67,7 @@ def _compiler() -> str | None:
 
 
 def _availability(name: str) -> dict[str, Any]:
-    """Whether a backend can run here, or the reason it cannot; asking never starts a build."""
+    """Whether a backend can run here, or the reason it cannot; never builds anything."""
     import wnfused
     from wnfused.ops.backends import native
 
@@ -91,9 +91,9 @@ torch.nn.functional.linear(a, torch.ones(256, 256, dtype=torch.bfloat16), torch.
 
 
 def probe_bf16(python: str = sys.executable) -> dict[str, Any]:
-    """Whether a bf16 matmul survives on this CPU, tried in a process of its own.
+    """Whether a bf16 matmul works on this CPU, tried in a separate process.
 
-    Some virtual machines advertise AMX but do not let it run: oneDNN then dies with SIGILL.
+    Some virtual machines advertise AMX but cannot run it: oneDNN then dies with SIGILL.
     """
     died = _run_bf16(python, {})
     if died is None:
@@ -103,7 +103,7 @@ def probe_bf16(python: str = sys.executable) -> dict[str, Any]:
 
 
 def _run_bf16(python: str, environment: dict[str, str]) -> str | None:
-    """None where the matmul survived, otherwise what became of it."""
+    """None if the matmul worked, otherwise how it failed."""
     try:
         code = subprocess.run(
             [python, "-c", _BF16_MATMUL], env=os.environ | environment, capture_output=True, timeout=120
@@ -116,7 +116,7 @@ def _run_bf16(python: str, environment: dict[str, str]) -> str | None:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """The facts as aligned lines."""
+    """The facts as aligned lines of text."""
     library, choice = facts["native_library"], facts["WNFUSED_BACKEND"]
     lines = [
         ("wnfused", facts["wnfused"]),

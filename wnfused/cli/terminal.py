@@ -1,4 +1,4 @@
-"""Paragraphs and tables on a terminal; plain lines where there is none, or no rich."""
+"""Paragraphs and tables on a terminal; plain lines elsewhere, or if rich is not installed."""
 
 import shutil
 import sys
@@ -34,7 +34,7 @@ def table(content: Tabular) -> None:
 
 
 def lines(content: Tabular) -> list[str]:
-    """The table as aligned lines: names to the left, figures to the right."""
+    """The table as aligned lines: names on the left, numbers right-aligned."""
     rows = [content.header, *content.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(content.header))]
     cells = [[text.rjust(width) for text, width in zip(row, widths, strict=True)] for row in rows]

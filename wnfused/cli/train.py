@@ -1,12 +1,16 @@
-"""``wnfused train``: one training run, or without arguments the showcase. The options are the fields of its Config."""
+"""``wnfused train``: one training run, or the showcase without arguments. Its options are the fields of Config."""
 
 import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wnfused.cli.commands import command, exit_code, fail
+from wnfused.cli.flags import in_flags
+
+if TYPE_CHECKING:
+    from wnfused.train import RunError
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,14 +19,12 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
 
     run = parser.add_argument_group("run")
     run.add_argument("--preset", metavar="NAME", help=f"start from a preset: {', '.join(PRESETS)}")
-    run.add_argument("--config", metavar="FILE", help="settings from a .toml or .yaml file, by the names below")
-    run.add_argument("--run-dir", metavar="DIR", help="folder of the run (default: a new one in runs/)")
-    run.add_argument(
-        "--resume", action="store_true", help="go on from the last checkpoint in --run-dir, if there is one"
-    )
+    run.add_argument("--config", metavar="FILE", help="read settings from a .toml or .yaml file, with the names below")
+    run.add_argument("--run-dir", metavar="DIR", help="run directory (default: a new one in runs/)")
+    run.add_argument("--resume", action="store_true", help="resume from the last checkpoint in --run-dir")
     run.add_argument("--force", action="store_true", help="remove an earlier run in --run-dir first")
-    run.add_argument("--quiet", action="store_true", help="show the result only")
-    settings = parser.add_argument_group("settings, which win over those of --config and --preset")
+    run.add_argument("--quiet", action="store_true", help="print only the result")
+    settings = parser.add_argument_group("settings (override --config and --preset)")
     for name, entry in FIELDS.items():
         kind, _ = value_type(entry)
         usual = "" if entry.default is None or kind is bool else f" (default: {entry.default})"
@@ -36,7 +38,7 @@ def _train_arguments(parser: argparse.ArgumentParser) -> None:
         settings.add_argument(f"--{name.replace('_', '-')}", **options)
 
 
-@command("train", "train a network; without arguments, the comparison that makes the point", _train_arguments)
+@command("train", "train a network; without arguments, compare three initializations", _train_arguments)
 def train(args: argparse.Namespace) -> int:
     from wnfused.train import Progress, RunError
     from wnfused.train import train as run
@@ -45,25 +47,31 @@ def train(args: argparse.Namespace) -> int:
     given = _given(args)
     if not given and not any((args.preset, args.config, args.run_dir, args.resume, args.force, args.quiet)):
         return _showcase()
-    alone = int(os.environ.get("RANK", "0")) == 0  # of several processes the first talks
-    # torchrun starts the command again after a process died: that is a resumption, whatever the first start was.
+    alone = int(os.environ.get("RANK", "0")) == 0  # rank 0 prints
+    # torchrun runs the command again after a worker has died: resume, whatever the flags say.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     resume = args.resume or restarted
     try:
         config = _config(args, given, resume)
-        folder = _run_dir(args, config)
+        directory = _run_dir(args, config)
         result = run(
             config,
-            folder,
+            directory,
             resume=resume,
             force=args.force and not restarted,
             progress=Progress() if args.quiet else choose(),
         )
     except RunError as error:
-        return fail(f"train: {error}", code=error.code) if alone else error.code
+        return _fail(error) if alone else error.code
     if alone:
-        print(_summary(result, folder))
+        print(_summary(result, directory))
     return exit_code(result.stopped_by) if result.status == "interrupted" else 0
+
+
+def _fail(error: "RunError") -> int:
+    from wnfused.train.config import FIELDS
+
+    return fail(f"train: {in_flags(str(error), [*FIELDS, 'preset', 'run_dir', 'resume', 'force'])}", code=error.code)
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -71,30 +79,32 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _config(args: argparse.Namespace, given: dict[str, Any], resume: bool) -> Any:
-    """Preset, then file, then options; a resumption starts from the configuration that lies in the run's folder."""
+    """Options override the file, the file overrides the preset; ``--resume`` starts from the stored configuration."""
     from wnfused.train import presets, stored_config
-    from wnfused.train.config import Config, from_mapping
-    from wnfused.train.config_file import read
-    from wnfused.train.errors import RunError
+    from wnfused.train.config import Config, from_mapping, read_settings
+    from wnfused.train.result import RunError
 
-    file = read(Path(args.config)) if args.config else {}
+    try:
+        file = read_settings(Path(args.config)) if args.config else {}
+    except RunError as error:
+        raise RunError(f"--config: {error}") from None
     name = args.preset or file.pop("preset", None)
     file.pop("preset", None)
     if args.resume and not args.run_dir:
-        raise RunError("--resume: expected --run-dir, the folder of the run to go on with")
+        raise RunError("--resume: expected --run-dir, the directory of the run to resume")
     if resume and args.run_dir and name is None and not file and (Path(args.run_dir) / "config.json").exists():
         return from_mapping({**stored_config(Path(args.run_dir)).as_dict(), **_read(given)}, "options")
     if args.resume and name is None and not file and not given:
-        raise RunError(f"--resume: nothing to resume in {args.run_dir}")
+        raise RunError(f"--resume: there is no run in {args.run_dir}")
     base = presets.settings(str(name)) if name is not None else {}
     config: Config = from_mapping({**base, **file, **_read(given)}, args.config or "options")
     return config
 
 
 def _read(given: dict[str, Any]) -> dict[str, Any]:
-    """The options' texts as the types of their fields."""
+    """The options, converted to the types of their fields."""
     from wnfused.train.config import FIELDS, WORDS, value_type
-    from wnfused.train.errors import RunError
+    from wnfused.train.result import RunError
 
     values: dict[str, Any] = {}
     for name, text in given.items():
@@ -107,26 +117,27 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_dir(args: argparse.Namespace, config: Any) -> Path:
-    from wnfused.train.errors import RunError
+    from wnfused.train.result import RunError
 
     if args.run_dir:
         return Path(args.run_dir)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RunError("--run-dir: several processes need a folder by name")
+        raise RunError("--run-dir: required with several processes")
     name = args.preset or f"{config.model}-{config.data}"
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _summary(result: Any, folder: Path) -> str:
-    from wnfused.train.progress import duration
+def _summary(result: Any, directory: Path) -> str:
+    from wnfused.formatting import duration
 
     if result.status == "interrupted":
-        return f"interrupted at step {result.steps}; go on with: wnfused train --run-dir {folder} --resume"
+        return f"interrupted at step {result.steps}; resume with: wnfused train --run-dir {directory} --resume"
     if result.status == "diverged":
-        return f"diverged: {result.reason}; the run is in {folder}"
+        return f"diverged: {result.reason}; the run is in {directory}"
     validation = result.best_validation_accuracy
     chosen = f" (epoch {result.best_epoch}, validation accuracy {validation:.2%})" if validation is not None else ""
-    return f"test accuracy {result.test_accuracy:.2%}{chosen} after {duration(result.seconds)}; the run is in {folder}"
+    test = f"test accuracy {result.test_accuracy:.2%}{chosen}"
+    return f"{test} after {duration(result.seconds)}; the run is in {directory}"
 
 
 def _showcase() -> int:
@@ -136,10 +147,12 @@ def _showcase() -> int:
     from wnfused.train import RunError
     from wnfused.train.progress import choose
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return fail("train: the comparison runs in one process; pass --preset and --run-dir to use several", code=2)
     try:
         showcase.run(progress=choose, say=terminal.paragraph, table=terminal.table)
     except RunError as error:
-        return fail(f"train: {error}", code=error.code)
+        return _fail(error)
     except ReportError as error:
         return fail(f"train: {error}", code=2)
     return 0

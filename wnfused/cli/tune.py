@@ -1,4 +1,4 @@
-"""``wnfused tune``: measure the Triton kernels on the GPU at hand."""
+"""``wnfused tune``: measure the Triton kernels on this GPU."""
 
 import argparse
 from typing import Any
@@ -9,21 +9,32 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda", help="the GPU to measure on (default: cuda)")
-    parser.add_argument("--dtype", default="bfloat16", choices=_DTYPES, help="of the activations (default: bfloat16)")
+    parser.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
     parser.add_argument(
-        "--weights", default="float32", choices=_DTYPES, help="of the weights (default: float32, as autocast has them)"
+        "--dtype", default="bfloat16", choices=_DTYPES, help="dtype of the activations (default: bfloat16)"
     )
     parser.add_argument(
-        "--fp32-precision", choices=("ieee", "tf32"), help="of float32 products (default: torch's, as your flags are)"
+        "--weights",
+        default="float32",
+        choices=_DTYPES,
+        help="dtype of the weights (default: float32, as under autocast)",
     )
     parser.add_argument(
-        "--linear", action="append", default=[], metavar="M,IN,OUT", help="a linear layer to tune, instead of the usual"
+        "--fp32-precision",
+        choices=("ieee", "tf32"),
+        help="precision of float32 products (default: torch's current setting)",
     )
-    parser.add_argument("--clear", action="store_true", help="forget what was measured on this device")
+    parser.add_argument(
+        "--linear",
+        action="append",
+        default=[],
+        metavar="M,IN,OUT",
+        help="a linear layer to tune instead of the default layers",
+    )
+    parser.add_argument("--clear", action="store_true", help="delete earlier measurements of this device")
 
 
-@command("tune", "measure the Triton kernels' plans on this GPU and keep the fastest", _tune_arguments)
+@command("tune", "measure the Triton kernels on this GPU and store the fastest plans", _tune_arguments)
 def tune(args: argparse.Namespace) -> int:
     import torch
 
@@ -45,8 +56,8 @@ def tune(args: argparse.Namespace) -> int:
         return fail(f"tune: {reason}")
     try:
         plans.cache_file(device).parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:  # no home folder, or one that cannot be written
-        return fail(f"tune: the winners cannot be kept ({error}); name a folder in WNFUSED_TUNE_DIR")
+    except (OSError, RuntimeError) as error:  # no home directory, or one that is not writable
+        return fail(f"tune: the results cannot be stored ({error}); set WNFUSED_TUNE_DIR to a writable directory")
     if args.fp32_precision:
         torch.backends.cuda.matmul.fp32_precision = args.fp32_precision
         torch.backends.cudnn.conv.fp32_precision = args.fp32_precision  # type: ignore[attr-defined]
@@ -58,11 +69,11 @@ def tune(args: argparse.Namespace) -> int:
             layers, dtype, weights, device, lambda layer: print(f"measuring {layer} …", flush=True)
         )
     except torch.AcceleratorError as error:
-        return fail(f"tune: the GPU failed, nothing is kept: {str(error).splitlines()[0]}")
+        return fail(f"tune: the GPU failed, nothing is stored: {str(error).splitlines()[0]}")
     for problem, plan in winners.items():
         sizes = f"m={problem.m} n={problem.n} k={problem.k}"
         print(f"{problem.kernel} {sizes}: {plan.mode}, {plan.tile}, splits {plan.splits}")
-    print(f"kept in {plans.save(winners, device)}")
+    print(f"stored in {plans.save(winners, device)}")
     return 0
 
 
@@ -74,5 +85,5 @@ def _linear_layer(text: str) -> Any:
         if min(batch, inputs, outputs) < 1:
             raise ValueError
     except ValueError:
-        raise ValueError(f"--linear: expected three positive numbers M,IN,OUT, got {text!r}") from None
+        raise ValueError(f"--linear: expected three positive integers M,IN,OUT, got {text!r}") from None
     return Layer("linear", batch, inputs, outputs)

@@ -1,6 +1,5 @@
 """The data sets by name: find them on disk or download them, then read them."""
 
-import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from wnfused.data.download import cache_folder, fetch, locked
 from wnfused.data.idx import find_idx, read_idx_splits
 from wnfused.data.sources import PAGES, SOURCES
 from wnfused.data.splits import DataError, Dataset, Split
+from wnfused.suggestions import nearest
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def load(name: str, *, data_dir: Path | str | None = None, download: bool = True
 def _check_name(name: Any) -> None:
     if name in NAMES:
         return
-    near = difflib.get_close_matches(str(name).lower().replace("_", "-"), NAMES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? Known" if near else "known"
+    meant = nearest(str(name).lower().replace("_", "-"), NAMES, cutoff=0.4)
+    hint = f"did you mean {meant!r}? Known" if meant else "known"
     raise DataError(f"load: name: unknown data set {name!r}; {hint} data sets: {', '.join(NAMES)}")
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wnfused.data.splits import DataError, Split
+from wnfused.extras import not_installed
 
 TEST_IMAGES = 360  # a fifth; scikit-learn's set has no split of its own
 
@@ -15,9 +16,7 @@ def load_digits() -> tuple[Split, Split]:
     try:
         from sklearn import datasets
     except ImportError:
-        raise DataError(
-            "digits: the data comes with scikit-learn, which is not installed; run pip install scikit-learn"
-        ) from None
+        raise DataError(f"digits: {not_installed('sklearn')}") from None
     pixels, labels = datasets.load_digits(return_X_y=True)
     images, numbers = _enlarge(torch.from_numpy(pixels)), torch.from_numpy(labels.astype(np.int64))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))

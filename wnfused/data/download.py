@@ -6,11 +6,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import BinaryIO
 
+from wnfused import files
 from wnfused.data.progress import Advance, progress
 from wnfused.data.sources import Source
 from wnfused.data.splits import DataError
@@ -38,17 +39,14 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and hold its lock; the lock is released when its process ends, however it ends."""
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / "lock").open("wb")
-    with handle:
-        try:
-            import fcntl
-        except ImportError:  # Windows: two concurrent downloads corrupt each other, and the checksum detects it
-            yield
-            return
-        fcntl.flock(handle, fcntl.LOCK_EX)
+    """Create ``folder`` and hold its lock.
+
+    Windows has no such lock: two concurrent downloads corrupt each other there, and the checksum detects it.
+    """
+    with ExitStack() as held:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(files.locked(folder / "lock"))
         yield
 
 

@@ -1,13 +1,13 @@
 """A data set in memory: images as bytes, labels, and the seeded split into training and validation."""
 
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wnfused.checks import is_integer
 from wnfused.data.seeds import generator
 
 
@@ -48,7 +48,7 @@ class Dataset:
 
 def check_integer(where: str, name: str, value: Any, least: int | None = None) -> None:
     """Check for an int of at least ``least``; bool is not accepted."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if not is_integer(value):
         raise TypeError(f"{where}: {name}: expected an int, got {value!r}")
     if least is not None and value < least:
         raise ValueError(f"{where}: {name}: expected an int >= {least}, got {value}")

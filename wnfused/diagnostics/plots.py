@@ -1,52 +1,30 @@
-"""Plots of the diagnostics. matplotlib comes with the extra ``wnfused[train]``."""
+"""Plots of the diagnostics."""
 
 from pathlib import Path
-from typing import Any
 
-Curve = list[tuple[float, float]]  # mean and standard deviation, layer by layer
+from wnfused import plotting
 
-
-def _figure(**options: Any) -> Any:
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'wnfused[train]'") from error
-    figure = Figure(layout="constrained", **options)
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def _ratio_axis(panel: Any) -> None:
-    """A logarithmic axis around 1, of at least a factor of 4, with labels that also fit a short one: 0.5, 1, 2, 5."""
-    from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, StrMethodFormatter
-
-    panel.set_yscale("log")
-    low, high = panel.get_ylim()
-    low, high = min(low, 0.5), max(high, 2.0)
-    panel.set_ylim(low, high)
-    short = high / low < 1e3
-    panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,)))
-    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}") if short else LogFormatterMathtext())
-    panel.yaxis.set_minor_formatter(NullFormatter())
+Curve = list[tuple[float, float]]  # mean and standard deviation of each layer
 
 
 def signal(forward: Curve, backward: Curve, path: Path) -> Path:
     """Two panels over depth on a logarithmic axis: activations and gradients."""
-    figure = _figure(figsize=(8.0, 3.2), dpi=150)
+    figure = plotting.figure(figsize=(8.0, 3.2), dpi=150, layout="constrained")
     panels = figure.subplots(1, 2, sharex=True)
     for panel, curve, title in zip(
         panels, (forward, backward), ("activations  ‖h‖ / ‖x‖", "gradients  ‖dh‖ / ‖dy‖"), strict=True
     ):
         layers = range(1, len(curve) + 1)
         means = [mean for mean, _ in curve]
-        panel.plot(layers, means, color="#1f5fa8", linewidth=1.6)
-        lower = [max(mean - std, mean * 1e-2) for mean, std in curve]  # a band that reaches zero has no logarithm
-        panel.fill_between(layers, lower, [mean + std for mean, std in curve], color="#1f5fa8", alpha=0.2, linewidth=0)
+        panel.plot(layers, means, color=plotting.COLOURS[0], linewidth=1.6)
+        lower = [max(mean - std, mean * 1e-2) for mean, std in curve]  # a band down to zero has no logarithm
+        upper = [mean + std for mean, std in curve]
+        panel.fill_between(layers, lower, upper, color=plotting.COLOURS[0], alpha=0.2, linewidth=0)
         panel.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
-        panel.set(title=title, xlabel="layer")
-        panel.xaxis.get_major_locator().set_params(integer=True)
-        _ratio_axis(panel)
+        panel.set(title=title, xlabel="layer", yscale="log")
+        plotting.integer_ticks(panel.xaxis)
+        low, high = panel.get_ylim()
+        plotting.log_scale(panel, min(low, 0.5), max(high, 2.0))
         panel.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

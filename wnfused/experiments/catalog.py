@@ -11,8 +11,8 @@ from wnfused.experiments.ledger import Ledger
 from wnfused.experiments.results import Findings, Results
 from wnfused.experiments.sweep import Sweep
 from wnfused.files import Locked, locked
+from wnfused.suggestions import did_you_mean
 from wnfused.train import RunError
-from wnfused.train.errors import nearest
 
 SCALES = ("smoke", "small", "paper")
 MODULES = {
@@ -38,7 +38,7 @@ class Experiment:
 
 def get(name: str) -> Experiment:
     if name not in MODULES:
-        raise RunError(f"name: unknown experiment {name!r}, {nearest(name, MODULES)}")
+        raise RunError(f"name: unknown experiment {name!r}, {did_you_mean(name, MODULES)}")
     experiment: Experiment = importlib.import_module(f"wnfused.experiments.{MODULES[name]}").EXPERIMENT
     return experiment
 
@@ -47,7 +47,7 @@ def check(name: str, *, scale: str, out: Path | str, force: bool = False) -> tup
     """Raise RunError where ``run`` would refuse; changes nothing."""
     experiment = get(name)
     if scale not in experiment.scales:
-        raise RunError(f"scale: unknown {scale!r}, {nearest(scale, experiment.scales)}")
+        raise RunError(f"scale: unknown {scale!r}, {did_you_mean(scale, experiment.scales)}")
     results = Results(Path(out), name, scale)
     results.check(force)
     return experiment, results

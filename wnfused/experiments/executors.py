@@ -13,6 +13,7 @@ from multiprocessing import get_context
 from typing import Any, Protocol
 
 from wnfused.experiments.jobs import Job, Outcome
+from wnfused.extras import not_installed
 from wnfused.train import RunError
 
 
@@ -55,9 +56,14 @@ class Local:
                 self.close()
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        """End the workers at once: a job that still runs is wanted by nobody, and begins anew next time."""
+        if self._pool is None:
+            return
+        processes = list((self._pool._processes or {}).values())  # public from Python 3.14 on: terminate_workers
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+        self._pool = None
 
 
 def _prepare(threads: int, parent: int) -> None:
@@ -88,9 +94,7 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise RunError(
-                "ray is not installed; install the extra: pip install -c constraints.txt '.[cluster]'"
-            ) from None
+            raise RunError(f"ray: {not_installed('ray')}") from None
         self.ray: Any = ray
         try:
             ray.init(address=address, log_to_driver=False, logging_level="error")

@@ -1,12 +1,9 @@
 """Figures of one style for all experiments."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from wnfused.plotting import figure, plain_axes
 from wnfused.train import RunError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 # The same initialization has the same name and color in every plot.
 INITS = {
@@ -31,16 +28,13 @@ def color(init: str) -> str:
     return INITS[init][1]
 
 
-def axes(columns: int = 1, width: float = 4.8, height: float = 3.4, **options: Any) -> "tuple[Figure, list[Axes]]":
+def axes(columns: int = 1, width: float = 4.8, height: float = 3.4, **options: Any) -> tuple[Any, list[Any]]:
+    """A figure and its panels, side by side."""
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise RunError(
-            "matplotlib is not installed; install the extra: pip install -c constraints.txt '.[train]'"
-        ) from None
-    figure = Figure(figsize=(width * columns, height), layout="constrained")
-    panels = figure.subplots(1, columns, squeeze=False, **options)[0]
+        made = figure(figsize=(width * columns, height), layout="constrained")
+    except ImportError as error:
+        raise RunError(str(error)) from None
+    panels = list(made.subplots(1, columns, squeeze=False, **options)[0])
     for panel in panels:
-        panel.grid(alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    return figure, list(panels)
+        plain_axes(panel)
+    return made, panels

@@ -1,7 +1,7 @@
-"""What ``wnfused train`` does without arguments: one deep network, three initializations, and what a step costs.
+"""The showcase of ``wnfused train`` without arguments: one deep network, three initializations, the cost of a step.
 
-The three runs share network, data, seed and learning rate; only the initialization differs. A showcase that was stopped
-is gone on with, one that is complete is left alone: the next one gets a folder of its own.
+The three runs share network, data, seed and learning rate; they differ only in the initialization. An interrupted
+showcase is resumed; a complete one is kept, and the next one gets a new directory.
 """
 
 import json
@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from wnfused import data, report
+from wnfused import data, extras, formatting, report
 from wnfused.diagnostics.timing import Timing
 from wnfused.experiments import step_time
-from wnfused.report import Table, numbers
+from wnfused.report import Table
 from wnfused.train import Config, Progress, Result, RunError, records, train
-from wnfused.train.interrupts import passed_on
-from wnfused.train.run import check
-from wnfused.train.run_folder import RunFolder, write_atomically
+from wnfused.train.interrupts import keyboard_interrupt
+from wnfused.train.run import prepare
+from wnfused.train.run_directory import RunDirectory, write_file
 
 INITS = {"torch default": "torch_default", "data-dependent": "data_dependent", "proposed": "robust"}
 PAGE = "report.html"
@@ -30,14 +30,14 @@ TIMES = "step_times.json"
 
 @dataclass(frozen=True)
 class Showcase:
-    """The setting; a smaller one is for tests."""
+    """The settings; tests use smaller ones."""
 
     config: Config
-    rounds: int = 12  # of the step times
+    rounds: int = 12  # of the timing
 
 
-# At 304 layers torch's default diverges whatever the seed; at 244 it depends on the seed, and at 58 it trains.
-# Small batches make many steps of little time.
+# At 304 layers torch's default diverges with every seed that was tried; at 244 with some, and at 58 it trains.
+# Small batches give many short steps.
 USUAL = Showcase(
     Config(data="digits", model="wrn-304-1", epochs=2, batch_size=8, lr=0.003, weight_decay=5e-4, max_loss=1000.0),
     rounds=8,
@@ -52,26 +52,28 @@ def run(
     say: Callable[[str], None] = lambda text: None,
     table: Callable[[Table], None] = lambda table: None,
 ) -> None:
-    """Train, measure, show. ``say`` shows a paragraph, ``table`` a table.
+    """Train the three networks, time a step and write the report to ``root``; ``say`` shows a paragraph.
 
-    Whatever is missing raises RunError before anything is shown. Ctrl-C and SIGTERM, wherever they arrive, end it with
-    a KeyboardInterrupt, and the next call resumes.
+    Raises RunError before anything is shown if a package, the data or the backend is missing. Ctrl-C and SIGTERM raise
+    KeyboardInterrupt at any point, and the next call resumes.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RunError("the showcase is for one process: for several name a run, as with --preset and --run-dir")
-    check(showcase.config)
-    folder, goes_on = place(root, showcase)
-    RunFolder(folder / _slug(next(iter(INITS)))).make()
+        raise RunError("the showcase runs in a single process; train one Config with several")
+    if gone := extras.missing("sklearn", "matplotlib"):
+        raise RunError(extras.not_installed(*gone))
+    prepare(showcase.config)
+    directory, resumed = place(root, showcase)
+    RunDirectory(directory / _slug(next(iter(INITS)))).create()
     try:
-        _show(folder, goes_on, showcase, progress, say, table)
+        _show(directory, resumed, showcase, progress, say, table)
     except KeyboardInterrupt:
-        say(f"Stopped: the next `wnfused train` goes on with {folder}.")
+        say(f"Interrupted: the next `wnfused train` resumes {directory}.")
         raise
 
 
 def _show(
-    folder: Path,
-    goes_on: bool,
+    directory: Path,
+    resumed: bool,
     showcase: Showcase,
     progress: Callable[[], Progress],
     say: Callable[[str], None],
@@ -79,20 +81,20 @@ def _show(
 ) -> None:
     for paragraph in introduction(showcase.config):
         say(paragraph)
-    say(f"Going on with {folder}, which was stopped." if goes_on else f"The runs go into {folder}.")
+    say(f"Resuming {directory}, which was interrupted." if resumed else f"The runs are stored in {directory}.")
     results: dict[str, Result] = {}
     for number, (name, init) in enumerate(INITS.items(), start=1):
         say(f"{number} of {len(INITS)}: {name} initialization")
         config = replace(showcase.config, init=init)
-        results[name] = train(config, folder / _slug(name), resume=goes_on, progress=progress())
+        results[name] = train(config, directory / _slug(name), resume=resumed, progress=progress())
         if results[name].status == "interrupted":
-            raise passed_on(results[name].stopped_by)
-    say("What a step costs, measured in turns …")
-    times = _times(folder, showcase)
+            raise keyboard_interrupt(results[name].stopped_by)
+    say("Timing a step of each implementation, interleaved …")
+    times = _times(directory, showcase)
     tables = [outcomes(results), costs(times, showcase.config)]
     for shown in tables:
         table(shown)
-    runs = [records.read(folder / _slug(name)) for name in INITS]
+    runs = [records.read(directory / _slug(name)) for name in INITS]
     page = report.render(
         runs,
         title="One network, three initializations",
@@ -101,23 +103,23 @@ def _show(
         names=list(INITS),
     )
     say(conclusion(results, times))
-    say(f"The page with the curves: {report.write(page, folder / PAGE)}")
+    say(f"The report with the curves: {report.write(page, directory / PAGE)}")
 
 
 def place(root: Path, showcase: Showcase) -> tuple[Path, bool]:
-    """The folder to use, and whether a stopped showcase lies in it."""
+    """(the directory to use, whether it contains an interrupted showcase)."""
     number = 1
-    while (folder := root / ("showcase" if number == 1 else f"showcase-{number}")).exists():
-        if not (folder / PAGE).exists() and _same(folder, showcase):
-            return folder, True
+    while (directory := root / ("showcase" if number == 1 else f"showcase-{number}")).exists():
+        if not (directory / PAGE).exists() and _same(directory, showcase):
+            return directory, True
         number += 1
-    return folder, False
+    return directory, False
 
 
-def _same(folder: Path, showcase: Showcase) -> bool:
-    """Whether what lies in the folder was begun with these settings."""
+def _same(directory: Path, showcase: Showcase) -> bool:
+    """Whether the runs in ``directory`` were started with the same settings."""
     for name, init in INITS.items():
-        file = folder / _slug(name) / "config.json"
+        file = directory / _slug(name) / "config.json"
         try:
             stored = json.loads(file.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -133,11 +135,11 @@ def _slug(name: str) -> str:
     return name.replace(" ", "-")
 
 
-WHAT = """A weight-normalized residual network of {layers} layers ({model}) learns scikit-learn's digits (shown as
-3×32×32) three times, with the same seed, batches and learning rate ({lr:g}). Only its initialization differs."""
-WHY = """Without normalization of activations, signals and gradients grow or fade from layer to layer. The proposed
-initialization (Arpit, Campos & Bengio, 2019) has orthogonal directions, and gains that keep both at their size, however
-deep the network is."""
+WHAT = """A weight-normalized residual network of {layers} layers ({model}) is trained on scikit-learn's digits (scaled
+up to 3×32×32) three times, with the same seed, batches and learning rate ({lr:g}). Only the initialization differs."""
+WHY = """Without normalized activations, signals and gradients grow or vanish from layer to layer. The proposed
+initialization (Arpit, Campos & Bengio, 2019) uses orthogonal directions, and gains that preserve the norms of both at
+any depth."""
 
 
 def introduction(config: Config) -> list[str]:
@@ -146,17 +148,19 @@ def introduction(config: Config) -> list[str]:
 
 
 def conclusion(results: Mapping[str, Result], times: Mapping[str, Timing]) -> str:
-    """What came out, in a sentence or two: as measured, whichever way it went."""
+    """The measured outcome of each run and the cost of a step, in two sentences."""
     parts = "; ".join(f"{name}: {_outcome(result)}" for name, result in results.items())
     fused, torchs = (f"{times[name].ratio:.2f} times" for name in ("wnfused", "torch's weight_norm"))
-    cost = f"Against no normalization, a step takes {fused} as long with wnfused and {torchs} with torch's weight_norm."
+    cost = (
+        f"Compared with no normalization, a step takes {fused} as long with wnfused, {torchs} with torch's weight_norm."
+    )
     return f"{parts[0].upper()}{parts[1:]}. {cost}"
 
 
 def _outcome(result: Result) -> str:
     if result.status == "diverged":
         return f"diverged at step {result.diverged_step}"
-    return f"{numbers.accuracy(result.test_accuracy)} of the test images right"
+    return f"{formatting.accuracy(result.test_accuracy)} test accuracy"
 
 
 def outcomes(results: Mapping[str, Result]) -> Table:
@@ -168,28 +172,28 @@ def outcomes(results: Mapping[str, Result]) -> Table:
                 name,
                 "diverged" if diverged else result.status,
                 f"{result.diverged_step if diverged else result.steps}",
-                numbers.accuracy(None if diverged else result.best_validation_accuracy),
-                numbers.accuracy(result.test_accuracy),
-                numbers.duration(result.seconds),
+                formatting.accuracy(None if diverged else result.best_validation_accuracy),
+                formatting.accuracy(result.test_accuracy),
+                formatting.duration(result.seconds),
             )
         )
     return Table(("initialization", "outcome", "steps", "validation", "test", "time"), rows, title="Initialization")
 
 
 def costs(times: Mapping[str, Timing], config: Config) -> Table:
-    rows = [(name, numbers.milliseconds(time.seconds), f"{time.ratio:.2f}") for name, time in times.items()]
+    rows = [(name, formatting.milliseconds(time.seconds), f"{time.ratio:.2f}") for name, time in times.items()]
     return Table(
         ("the same network with", "step", "relative"),
         rows,
-        title="What a step costs",
-        note=f"Forward, backward and SGD on {config.batch_size} images, {torch.get_num_threads()} thread(s), in turns: "
-        "medians of the times, and of the ratios within a round.",
+        title="Cost of a step",
+        note=f"Forward, backward, SGD on {config.batch_size} images, {torch.get_num_threads()} thread(s), interleaved. "
+        "Medians of the times, and of the ratios within a round.",
     )
 
 
-def _times(folder: Path, showcase: Showcase) -> dict[str, Timing]:
-    """Measured once for a folder."""
-    file = folder / TIMES
+def _times(directory: Path, showcase: Showcase) -> dict[str, Timing]:
+    """The step times in ``directory``, measured if they are missing."""
+    file = directory / TIMES
     try:
         return step_time.from_dicts(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError):
@@ -197,7 +201,7 @@ def _times(folder: Path, showcase: Showcase) -> dict[str, Timing]:
     images, labels = _batch(showcase.config)
     times = step_time.measure(showcase.config, images, labels, showcase.rounds)
     stored: dict[str, Any] = {name: asdict(time) for name, time in times.items()}
-    write_atomically(file, (json.dumps(stored, indent=2) + "\n").encode())
+    write_file(file, (json.dumps(stored, indent=2) + "\n").encode())
     return times
 
 

@@ -1,4 +1,4 @@
-"""The time of one training step of the same network under each normalization, interleaved."""
+"""The time of one training step of the same network with each normalization, interleaved."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wnfused.diagnostics.timing import Timing, interleave
-from wnfused.train.build import network
 from wnfused.train.config import Config
+from wnfused.train.model import network
 
 KINDS: dict[str, dict[str, Any]] = {  # the first is the baseline
     "no normalization": {"norm": "none", "init": "robust"},

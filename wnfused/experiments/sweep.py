@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from wnfused.experiments.executors import Executor
 from wnfused.experiments.jobs import Job, Outcome
 from wnfused.experiments.ledger import Ledger
-from wnfused.train.progress import duration
+from wnfused.formatting import duration
 
 
 class Sweep:

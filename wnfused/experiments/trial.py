@@ -12,10 +12,11 @@ from torch import nn
 
 from wnfused import data
 from wnfused.experiments.jobs import Job, Outcome
-from wnfused.train import Config, RunError, build, distributed, schedules
+from wnfused.train import Config, RunError, distributed
 from wnfused.train import data as images
-from wnfused.train.evaluate import evaluate
-from wnfused.train.optimizer import sgd
+from wnfused.train.metrics import evaluate
+from wnfused.train.model import network
+from wnfused.train.optimization import learning_rate, sgd
 
 THRESHOLD = 1000.0  # the second rule: a loss above it. The first, the paper's, is NaN or infinity.
 BINS = 20  # of the recorded loss curve
@@ -32,7 +33,7 @@ def run(settings: dict[str, Any], data_dir: str | None) -> Outcome:
     config = Config(**settings["config"])
     with distributed.joined(config.device) as world:
         loaders = images.loaders(config, _data_set(config.data, data_dir), world)
-        model = build.network(config, loaders.shape, loaders.classes, lambda: loaders.first_batch)
+        model = network(config, loaders.shape, loaders.classes, lambda: loaders.first_batch)
         model.to(world.device)
         losses, accuracy = _train(config, model, loaders.train)
         finite = all(map(math.isfinite, losses))
@@ -52,7 +53,7 @@ def prepare(config: Config, data_dir: str | None) -> tuple[nn.Module, data.Loade
     """The initialized network and its training images, for measurements before the first step."""
     with distributed.joined(config.device) as world:
         loaders = images.loaders(config, _data_set(config.data, data_dir), world)
-        model = build.network(config, loaders.shape, loaders.classes, lambda: loaders.first_batch)
+        model = network(config, loaders.shape, loaders.classes, lambda: loaders.first_batch)
         return model.to(world.device), loaders.train
 
 
@@ -78,7 +79,7 @@ def _train(config: Config, model: nn.Module, loader: data.Loader) -> tuple[list[
     for epoch in range(-(-steps // len(loader))):
         for x, y in loader.epoch(epoch):
             for group in optimizer.param_groups:
-                group["lr"] = schedules.learning_rate(config, len(losses), len(loader))
+                group["lr"] = learning_rate(config, len(losses), len(loader))
             logits = model(x)
             loss = F.cross_entropy(logits, y, label_smoothing=config.label_smoothing)
             losses.append(loss.item())

@@ -1,4 +1,4 @@
-"""Training runs on one HTML page: results, curves, what was set, where it ran."""
+"""Training runs on one HTML page: results, curves, configuration and environment."""
 
 from wnfused.report.page import ReportError, render, write
 from wnfused.report.tables import Table

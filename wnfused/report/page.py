@@ -1,26 +1,29 @@
-"""Runs as one HTML page that needs nothing else: no script, no font, no picture from elsewhere."""
+"""Training runs as one self-contained HTML page: no script, and no font or picture from elsewhere.
 
-import os
-import tempfile
+jinja2, which torch depends on, fills in ``page.html`` and escapes all texts.
+"""
+
 from collections.abc import Sequence
 from datetime import datetime
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from wnfused.extras import missing, not_installed
+from wnfused.files import write_atomically
 from wnfused.report import tables
-from wnfused.report.curves import Curve, panel
+from wnfused.report.curves import COLOURS, Curve, Panel, panel
 from wnfused.report.tables import Table
 from wnfused.train.records import Record
 
-MARK = '<meta name="generator" content="wnfused report'  # by it a page is known as a report
-LABELLED = 5  # runs up to which each line carries its name
-# Nothing may be fetched: what the page shows is in it.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+MARK = '<meta name="generator" content="wnfused report'  # identifies a page as a report
+LABELLED = 5  # the maximum number of runs whose curves are labelled
 
 
 class ReportError(Exception):
-    """The page cannot be written; the message is one line."""
+    """The page cannot be drawn or written; the message is one line."""
 
 
 def render(
@@ -34,62 +37,49 @@ def render(
     """The page. ``lead`` are paragraphs before the results, ``more`` tables after them; ``names`` name the runs."""
     from wnfused import __version__
 
+    if gone := missing("matplotlib"):
+        raise ReportError(not_installed(*gone))
+
     names = list(names) or name(runs)
-    title = title or (names[0] if len(runs) == 1 else f"{len(runs)} training runs")
-    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    style = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")
-    sections = [
-        f"<section><h2>Results</h2>{tables.results(names, runs)}{_notes(names, runs)}</section>",
-        *(f"<section>{table.html()}</section>" for table in more),
-        f"<section><h2>Curves</h2>{_curves(names, runs)}</section>",
-        f"<section>{tables.fields(names, [run.config for run in runs], 'Configuration')}</section>",
-        f"<section>{tables.fields(names, [run.environment for run in runs], 'Environment')}</section>",
-        f"<section><h2>Epochs</h2>{_epochs(names, runs)}</section>",
-    ]
-    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in lead)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-{MARK} {escape(__version__)}">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-<header><h1>{escape(title)}</h1>{paragraphs}</header>
-{chr(10).join(sections)}
-<footer>wnfused {escape(__version__)} · {escape(made)}</footer>
-</main>
-</body>
-</html>
-"""
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").render(
+        version=__version__,
+        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        style=Markup((here / "style.css").read_text(encoding="utf-8")),
+        colours=COLOURS,
+        title=title or (names[0] if len(runs) == 1 else f"{len(runs)} training runs"),
+        lead=lead,
+        runs=[
+            {"name": name, "status": tables.status(run), "results": numbers, "epochs": tables.epochs(run)}
+            for name, run, numbers in zip(names, runs, tables.results(runs), strict=True)
+        ],
+        results_header=tables.RESULTS,
+        epochs_header=tables.EPOCHS,
+        notes=[(name, note) for name, run in zip(names, runs, strict=True) for note in run.notes],
+        tables=more,
+        panels=_panels_of_one(runs[0]) if len(runs) == 1 else _panels_of_several(names, runs),
+        fields=[
+            tables.fields("Configuration", [run.config for run in runs]),
+            tables.fields("Environment", [run.environment for run in runs]),
+        ],
+    )
 
 
 def write(page: str, path: Path, *, force: bool = False) -> Path:
-    """Write the page, whole or not at all; a file that is not a report is only replaced with ``force``."""
+    """Write the page atomically; a file that is not a report is only replaced with ``force=True``."""
     try:
         if path.is_dir():
-            raise ReportError(f"cannot write {path}: it is a folder")
+            raise ReportError(f"cannot write {path}: it is a directory")
         if not path.absolute().parent.is_dir():
-            raise ReportError(f"cannot write {path}: its folder does not exist")
+            raise ReportError(f"cannot write {path}: its directory does not exist")
         if path.exists() and not force and not is_report(path):
             raise ReportError(
                 f"{path} exists and is not a report; choose another path or pass force=True to replace it"
             )
-        handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(page)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_atomically(path, page.encode(errors="backslashreplace"))
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from None
     return path
@@ -101,7 +91,7 @@ def is_report(path: Path) -> bool:
 
 
 def name(runs: Sequence[Record]) -> list[str]:
-    """The runs' folder names, with as many parents as it takes to tell them apart."""
+    """The names of the run directories, with as many parents as are needed to make them unique."""
     parts = [run.path.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -110,27 +100,7 @@ def name(runs: Sequence[Record]) -> list[str]:
     return names
 
 
-def _notes(names: Sequence[str], runs: Sequence[Record]) -> str:
-    several = len(runs) > 1
-    items = [
-        f"<li>{f'<span class=name>{escape(who)}</span>: ' if several else ''}{escape(note)}</li>"
-        for who, run in zip(names, runs, strict=True)
-        for note in run.notes
-    ]
-    return f'<ul class="notes">{"".join(items)}</ul>' if items else ""
-
-
-def _epochs(names: Sequence[str], runs: Sequence[Record]) -> str:
-    return "".join(tables.epochs(who, run, unfolded=len(runs) == 1) for who, run in zip(names, runs, strict=True))
-
-
-def _curves(names: Sequence[str], runs: Sequence[Record]) -> str:
-    if len(runs) == 1:
-        return f'<div class="panels">{"".join(_alone(runs[0]))}</div>'
-    return f'{tables.key(names, runs)}<div class="panels">{"".join(_side_by_side(names, runs))}</div>'
-
-
-def _alone(run: Record) -> list[str]:
+def _panels_of_one(run: Record) -> list[Panel]:
     """Training and validation in one panel."""
 
     def pair(quantity: str) -> list[Curve]:
@@ -150,27 +120,27 @@ def _alone(run: Record) -> list[str]:
     ]
 
 
-def _side_by_side(names: Sequence[str], runs: Sequence[Record]) -> list[str]:
-    """One panel a quantity, one line a run."""
+def _panels_of_several(names: Sequence[str], runs: Sequence[Record]) -> list[Panel]:
+    """One panel per quantity, one line per run."""
     labelled = len(runs) <= LABELLED
 
     def curves(quantity: str, *, ends: bool = True) -> list[Curve]:
         return [
-            Curve(who, run.curve(quantity), i, run.diverged if ends else None)
-            for i, (who, run) in enumerate(zip(names, runs, strict=True))
+            Curve(name, run.curve(quantity), i, run.diverged if ends else None)
+            for i, (name, run) in enumerate(zip(names, runs, strict=True))
         ]
 
-    def shares(title: str, quantity: str) -> str:
+    def accuracies(title: str, quantity: str) -> Panel:
         return panel(title, curves(quantity), show=percent, bounds=(0, 1), labelled=labelled)
 
-    def losses(title: str, quantity: str) -> str:
+    def losses(title: str, quantity: str) -> Panel:
         return panel(title, curves(quantity), show=plain, log=True, rises=True, labelled=labelled)
 
-    timed = [Curve(who, _over_time(run), i) for i, (who, run) in enumerate(zip(names, runs, strict=True))]
+    timed = [Curve(name, _over_time(run), i) for i, (name, run) in enumerate(zip(names, runs, strict=True))]
     return [
-        shares("Validation accuracy", "validation_accuracy"),
+        accuracies("Validation accuracy", "validation_accuracy"),
         losses("Training loss", "train_loss"),
-        shares("Training accuracy", "train_accuracy"),
+        accuracies("Training accuracy", "train_accuracy"),
         losses("Validation loss", "validation_loss"),
         panel("Validation accuracy over time", timed, x_label="seconds of training", show=percent, bounds=(0, 1),
               labelled=labelled, whole_x=False),
@@ -186,7 +156,7 @@ def _over_time(run: Record) -> list[tuple[float, float]]:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.4g} %"
+    return f"{100 * value:.4g}%"
 
 
 def plain(value: float) -> str:

@@ -1,89 +1,84 @@
-"""The page's tables, as HTML: every text that comes from a run is escaped here."""
+"""The tables of the report, as texts: ``page.html`` turns them into HTML."""
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from statistics import median
 from typing import Any
 
-from wnfused.report import numbers
-from wnfused.report.curves import kind as line_kind
+from wnfused import formatting
 from wnfused.train.records import Record
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. The first column names the row; numbers are aligned to the right."""
+    """A table of texts. The first column names the row; the others are numbers."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     note: str = ""
 
-    def html(self) -> str:
-        title = f"<h2>{escape(self.title)}</h2>" if self.title else ""
-        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        head = "".join(_cell("th", text, "" if i == 0 else "number") for i, text in enumerate(self.header))
-        rows = ["".join(_cell("th" if i == 0 else "td", text, "" if i == 0 else "number") for i, text in enumerate(row))
-                for row in self.rows]  # fmt: skip
-        return title + _table(head, rows, "plain") + note
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    label: str = ""  # of its column, for narrow screens, where a row becomes a list
+    marked: bool = False  # the best of its column, or unlike the majority of its row
 
 
-def key(names: Sequence[str], runs: Sequence[Record]) -> str:
-    """The legend of all curves: a run, its colour, how it ended."""
-    items = "".join(
-        f'<li>{swatch(i)}<span class="name">{escape(name)}</span> {_status(run)}</li>'
-        for i, (name, run) in enumerate(zip(names, runs, strict=True))
-    )
-    return f'<ul class="key">{items}</ul>'
+@dataclass(frozen=True)
+class Status:
+    kind: str
+    mark: str
+    text: str
 
 
-def swatch(colour: int) -> str:
-    line = f'<path class="line {line_kind(colour)}" d="M1 5H17"/>'
-    return f'<svg class="swatch" viewBox="0 0 18 10" aria-hidden="true">{line}</svg>'
+@dataclass(frozen=True)
+class Fields:
+    """Settings of several runs side by side."""
+
+    title: str
+    differing: list[tuple[str, list[Cell]]]
+    shared: list[tuple[str, str]]
 
 
-def results(names: Sequence[str], runs: Sequence[Record]) -> str:
-    """A row for each run; the best of each column stands out where there is something to compare."""
-    figures = [_figures(run) for run in runs]
-    best = {column: _best([f[column] for f in figures], column) for column in SHOW}
-    header = ("run", "status", "epochs", *SHOW, "time")
-    head = "".join(_cell("th", text, "" if i < 2 else "number") for i, text in enumerate(header))
-    rows = []
-    for i, (name, run, figure) in enumerate(zip(names, runs, figures, strict=True)):
-        line = swatch(i) if len(runs) > 1 else ""
-        cells = [
-            f'<th scope="row">{line}<span class="name">{escape(name)}</span></th>',
-            f"<td>{_status(run)}</td>",
-            _labelled("epochs", _epochs(run)),
-            *(_labelled(column, SHOW[column](figure[column]), best[column]) for column in SHOW),
-            _labelled("time", numbers.duration(_total(run))),
-        ]
-        rows.append("".join(cells))
-    return _table(head, rows, "results")
-
-
-def _labelled(label: str, text: str, best: str | None = None) -> str:
-    """A number that knows its column's name: on a narrow screen a row becomes a list."""
-    kind = "number best" if text == best else "number"
-    return f'<td class="{kind}" data-label="{label}">{escape(text)}</td>'
-
-
+MARKS = {"finished": "✓", "diverged": "✕", "interrupted": "‖", "unfinished": "…"}
 SHOW: dict[str, Callable[[float | None], str]] = {
-    "validation": numbers.accuracy,
-    "at epoch": numbers.whole,
-    "test": numbers.accuracy,
-    "training loss": numbers.loss,
-    "step": numbers.milliseconds,
-    "images/s": numbers.count,
+    "validation": formatting.accuracy,
+    "at epoch": formatting.whole,
+    "test": formatting.accuracy,
+    "training loss": formatting.loss,
+    "step": formatting.milliseconds,
+    "images/s": formatting.count,
 }
 BETTER: dict[str, Callable[[list[float]], float]] = {"validation": max, "test": max, "training loss": min}
+RESULTS = ("run", "status", "epochs", *SHOW, "time")
+
+
+def status(run: Record) -> Status:
+    kind = run.status if run.status in MARKS else "unknown"
+    text = f"diverged in epoch {run.epochs[-1].number}" if kind == "diverged" else run.status
+    return Status(kind, MARKS.get(kind, "?"), text)
+
+
+def results(runs: Sequence[Record]) -> list[list[Cell]]:
+    """The numbers of each run; the best of a column is marked if the runs differ."""
+    figures = [_figures(run) for run in runs]
+    best = {column: _best([f[column] for f in figures], column) for column in SHOW}
+    rows = []
+    for run, figure in zip(runs, figures, strict=True):
+        texts = {column: show(figure[column]) for column, show in SHOW.items()}
+        cells = [Cell(text, column, text == best[column]) for column, text in texts.items()]
+        seconds = [value for _, value in run.curve("seconds")]
+        time = Cell(formatting.duration(sum(seconds) if seconds else None), "time")
+        rows.append([Cell(_epochs(run), "epochs"), *cells, time])
+    return rows
 
 
 def _figures(run: Record) -> dict[str, float | None]:
-    """What the run reached; a run without a result is judged by its epochs."""
+    """What the run reached, from its result or, if there is none, from its epochs."""
     epoch, accuracy = run.best() or (None, None)
     losses = [] if run.epochs[-1].diverged else run.curve("train_loss")
     return {
@@ -105,7 +100,7 @@ def _median(curve: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _best(values: Sequence[float | None], column: str) -> str | None:
-    """The best value as it is shown; None where no two differ, and for speeds, which differ by chance too."""
+    """The best value as text; None if all are equal, and for speeds, which also differ by chance."""
     known = [value for value in values if value is not None]
     if column not in BETTER or len({SHOW[column](value) for value in known}) < 2:
         return None
@@ -118,64 +113,31 @@ def _epochs(run: Record) -> str:
     return f"{done}" if planned is None or planned == done else f"{done} of {planned:.0f}"
 
 
-def _total(run: Record) -> float | None:
-    seconds = [value for _, value in run.curve("seconds")]
-    return sum(seconds) if seconds else None
+TIMES = ("started", "resumed")  # always differ, so they are not marked
 
 
-def _status(run: Record) -> str:
-    status = run.status
-    marks = {"finished": "✓", "diverged": "✕", "interrupted": "‖", "unfinished": "…"}
-    text = f"{status} in epoch {run.epochs[-1].number}" if status == "diverged" else status
-    kind = status if status in marks else "unknown"
-    return f'<span class="status {kind}"><span aria-hidden="true">{marks.get(status, "?")}</span> {escape(text)}</span>'
-
-
-def fields(names: Sequence[str], dictionaries: Sequence[dict[str, Any]], title: str) -> str:
-    """Settings side by side: those in which the runs differ first and marked, those they share folded away."""
+def fields(title: str, dictionaries: Sequence[dict[str, Any]]) -> Fields:
+    """The fields in which the runs differ, and those they share."""
     every = list(dict.fromkeys(field for dictionary in dictionaries for field in dictionary))
-    if not every:
-        return f'<h2>{escape(title)}</h2><p class="note">Not recorded.</p>'
-    differing = [field for field in every if not _same(field, dictionaries)]
-    shared = [field for field in every if field not in differing]
-    parts = [f"<h2>{escape(title)}</h2>"]
-    if differing:
-        head = "".join(_cell("th", text) for text in ("differs", *names))
-        rows = [
-            _cell("th", field) + _compared([_value(d, field) for d in dictionaries], field not in TIMES)
-            for field in differing
-        ]
-        parts.append(_table(head, rows, "fields"))
-    if shared:
-        pairs = (f"<div><dt>{escape(f)}</dt><dd>{escape(_value(dictionaries[0], f))}</dd></div>" for f in shared)
-        listed = f'<dl class="shared">{"".join(pairs)}</dl>'
-        counted = f"{len(shared)} {'field' if len(shared) == 1 else 'fields'} the same in all runs"
-        alone = len(dictionaries) == 1
-        parts.append(listed if alone else f"<details><summary>{counted}</summary>{listed}</details>")
-    return "".join(parts)
+    values = {field: [_value(dictionary, field) for dictionary in dictionaries] for field in every}
+    differing = [field for field in every if len(set(values[field])) > 1]
+    return Fields(
+        title,
+        [(field, _compared(values[field], field not in TIMES)) for field in differing],
+        [(field, values[field][0]) for field in every if field not in differing],
+    )
 
 
-TIMES = ("started", "resumed")  # differ anyway
-
-
-def _compared(values: Sequence[str], marks: bool) -> str:
-    """A row's cells; those that differ from what most runs have are marked."""
-    (usual, times), *_ = Counter(values).most_common(1)
-    cells = []
-    for value in values:
-        usually = value == usual and times > len(values) / 2
-        text = f"<mark>{escape(value)}</mark>" if marks and not usually else escape(value)
-        cells.append(f'<td class="long">{text}</td>' if len(value) > 40 else f"<td>{text}</td>")
-    return "".join(cells)
-
-
-def _same(field: str, dictionaries: Sequence[dict[str, Any]]) -> bool:
-    return len({_value(dictionary, field) for dictionary in dictionaries}) == 1
+def _compared(values: Sequence[str], marks: bool) -> list[Cell]:
+    """The cells of a row; those unlike the majority are marked."""
+    (usual, count), *_ = Counter(values).most_common(1)
+    majority = usual if count > len(values) / 2 else None
+    return [Cell(value, marked=marks and value != majority) for value in values]
 
 
 def _value(dictionary: dict[str, Any], field: str) -> str:
     if field not in dictionary:
-        return numbers.UNKNOWN
+        return formatting.UNKNOWN
     value = dictionary[field]
     if value is None:
         return "none"
@@ -183,42 +145,36 @@ def _value(dictionary: dict[str, Any], field: str) -> str:
 
 
 COLUMNS: dict[str, tuple[str, Callable[[float | None], str]]] = {
-    "step": ("step", numbers.whole),
-    "lr": ("lr", numbers.rate),
-    "train_loss": ("training loss", numbers.loss),
-    "train_accuracy": ("accuracy", numbers.accuracy),
-    "validation_loss": ("validation loss", numbers.loss),
-    "validation_accuracy": ("accuracy", numbers.accuracy),
-    "images_per_second": ("images/s", numbers.count),
-    "median_step_seconds": ("step time", numbers.milliseconds),
-    "seconds": ("time", numbers.duration),
+    "step": ("step", formatting.whole),
+    "lr": ("lr", formatting.rate),
+    "train_loss": ("training loss", formatting.loss),
+    "train_accuracy": ("accuracy", formatting.accuracy),
+    "validation_loss": ("validation loss", formatting.loss),
+    "validation_accuracy": ("accuracy", formatting.accuracy),
+    "images_per_second": ("images/s", formatting.count),
+    "median_step_seconds": ("step time", formatting.milliseconds),
+    "seconds": ("time", formatting.duration),
 }
+EPOCHS = ("epoch", *(label for label, _ in COLUMNS.values()))
 
 
-def epochs(name: str, run: Record, *, unfolded: bool) -> str:
-    """Every epoch of a run; its best is marked."""
+def epochs(run: Record) -> list[tuple[int, list[Cell]]]:
+    """(number, cells) of every epoch; the best validation accuracy is marked."""
     best = run.best()
-    head = _cell("th", "epoch", "number") + "".join(_cell("th", label, "number") for label, _ in COLUMNS.values())
-    rows = []
-    for epoch in run.epochs:
-        kind = "number best" if best and epoch.number == best[0] else "number"
-        cells = [_cell("th", f"{epoch.number}", "number")]
-        for field, (_, show) in COLUMNS.items():
-            cells.append(_cell("td", show(epoch.get(field)), kind if field == "validation_accuracy" else "number"))
-        rows.append("".join(cells))
-    count = f"{len(rows)} {'epoch' if len(rows) == 1 else 'epochs'}"
-    summary = f'<summary><span class="name">{escape(name)}</span> · {count}</summary>'
-    return f"<details{' open' if unfolded else ''}>{summary}{_table(head, rows, 'epochs')}</details>"
+    return [
+        (
+            epoch.number,
+            [
+                Cell(show(epoch.get(field)), marked=field == "validation_accuracy" and best == _score(epoch))
+                for field, (_, show) in COLUMNS.items()
+            ],
+        )
+        for epoch in run.epochs
+    ]
 
 
-def _table(head: str, rows: Sequence[str], kind: str = "") -> str:
-    top = f"<thead><tr>{head}</tr></thead>" if head else ""
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="scroll"><table class="{kind}">{top}<tbody>{body}</tbody></table></div>'
-
-
-def _cell(tag: str, text: str, kind: str = "") -> str:
-    return f'<{tag} class="{kind}">{escape(text)}</{tag}>' if kind else f"<{tag}>{escape(text)}</{tag}>"
+def _score(epoch: Any) -> tuple[int, float | None]:
+    return epoch.number, epoch.get("validation_accuracy")
 
 
 def _number(value: Any) -> float | None:

@@ -1,11 +1,11 @@
-"""Training: a Config says everything about a run, ``train`` does it, and the run's folder keeps all of it."""
+"""Training: a Config describes a run, ``train`` runs it, and the run directory stores it."""
 
 from wnfused.train.config import Config
-from wnfused.train.errors import RunError, WriteError
 from wnfused.train.presets import PRESETS, preset
 from wnfused.train.progress import Lines, Live, Progress
-from wnfused.train.result import Result
-from wnfused.train.run import load_best, stored_config, train
+from wnfused.train.result import Result, RunError, WriteError
+from wnfused.train.resume import stored_config
+from wnfused.train.run import load_best, train
 
 __all__ = [
     "PRESETS",

@@ -1,4 +1,4 @@
-"""The images of a run: what it trains on, what chooses the best epoch, and what is tested in the end."""
+"""The images of a run: training, validation and test set, as loaders of batches."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from wnfused import data
 from wnfused.data import Augmentation, DataError, Loader, Split
 from wnfused.train.config import Config
 from wnfused.train.distributed import World
-from wnfused.train.errors import RunError
+from wnfused.train.result import RunError
 
 EVALUATION_BATCH = 512
 
@@ -19,28 +19,29 @@ class Images:
     train: Loader
     validation: Loader | None
     test: Loader
-    first_batch: Tensor  # [B, C, H, W]: of all processes together, for initializations that look at data
+    first_batch: Tensor  # [B, C, H, W], of all ranks, for data-dependent initialization
     shape: tuple[int, int, int]
     classes: int
 
 
 def load(config: Config, world: World) -> Images:
+    """Load the data set, downloading it if needed; raises RunError."""
     try:
-        if world.size > 1:  # one process downloads; the others find what it has left
-            world.from_first(lambda: _fetch(config))
+        if world.size > 1:  # rank 0 downloads; the others read its files
+            world.on_rank_0(lambda: _download(config))
         return loaders(config, _read(config), world)
     except DataError as error:
         raise RunError(str(error)) from error
 
 
-def _fetch(config: Config) -> None:
+def _download(config: Config) -> None:
     _read(config)
 
 
 def _read(config: Config) -> data.Dataset:
-    folder = None if config.data_dir is None else Path(config.data_dir)
+    directory = None if config.data_dir is None else Path(config.data_dir)
     try:
-        return data.load(config.data, data_dir=folder, download=config.download)
+        return data.load(config.data, data_dir=directory, download=config.download)
     except DataError as error:
         raise RunError(str(error)) from error
 
@@ -67,7 +68,7 @@ def loaders(config: Config, dataset: data.Dataset, world: World) -> Images:
         train, held_out = data.hold_out(train, config.validation, config.seed)
     if config.batch_size > len(train):
         raise RunError(
-            f"batch_size: {config.batch_size} is more than the {len(train)} training images of {config.data}"
+            f"batch_size: expected at most {len(train)}, the training images of {config.data}, got {config.batch_size}"
         )
     augmentation = Augmentation(crop=config.crop or 0, flip=bool(config.flip), cutout=config.cutout)
 
@@ -106,11 +107,11 @@ def _shape(images: Tensor) -> tuple[int, int, int]:
 
 
 def _check_parts(config: Config, loader: Loader, world: World) -> None:
-    """Batch norm needs two images wherever it takes a mean; the other networks can do without any."""
+    """Batch norm needs two images in each part of a batch; other networks accept empty parts."""
     least = min(loader.global_size(batch) for batch in (0, len(loader) - 1))
     parts = world.size * config.accumulate
     if config.norm == "batch" and least < 2 * parts:
         raise RunError(
-            f"norm 'batch': a batch of {least} images in {parts} parts leaves some with fewer than 2; use --drop-last, "
-            "another batch_size or fewer parts"
+            f"batch_size: {least} images in {parts} parts leave fewer than 2 for batch norm; pass drop_last=True or "
+            "another batch_size"
         )

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as wishes: the loop looks for them between steps, saves and leaves."""
+"""Ctrl-C and SIGTERM: noted when they arrive; the training loop checks between steps, saves and stops."""
 
 import signal
 import threading
@@ -8,10 +8,14 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Interrupted(Exception):
+    """Raised in the training loop to stop after a signal."""
+
+
 class Interrupts:
     """A context in which the first signal is only noted; a second Ctrl-C interrupts at once.
 
-    ``signal`` is final when the context is left: whatever comes later meets the handlers from before.
+    On exit the previous handlers are restored, so ``signal`` no longer changes.
     """
 
     def __init__(self) -> None:
@@ -23,18 +27,18 @@ class Interrupts:
         return self.signal is not None
 
     def flags(self) -> tuple[bool, ...]:
-        """For each of SIGNALS whether it was the first."""
+        """For each of SIGNALS whether it arrived first."""
         return tuple(self.signal == number for number in SIGNALS)
 
     def __enter__(self) -> "Interrupts":
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers in the main thread only
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # SIGINT last: its handler from before may raise at once, and nothing is left to restore then.
+        # SIGINT last: its previous handler may raise at once, when nothing is left to restore.
         for number, handler in reversed(self._before.items()):
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
@@ -45,6 +49,6 @@ class Interrupts:
             self.signal = signal.Signals(number)
 
 
-def passed_on(name: str | None) -> KeyboardInterrupt:
-    """What a caller raises for a run that this signal interrupted."""
+def keyboard_interrupt(name: str | None) -> KeyboardInterrupt:
+    """The exception for the caller of a run that the signal ``name`` interrupted."""
     return KeyboardInterrupt(signal.Signals[name or "SIGINT"])

@@ -1,16 +1,17 @@
-"""Configurations by name: every row of the paper's Table 1, and one for trying things out.
+"""Configurations by name: every row of the paper's Table 1, and ``smoke`` for a quick try.
 
-The paper says of Table 1: 10% of the training images held out, "the default hyperparameters reported in literature for
-batch normalized networks", and only the initial learning rate tuned for weight norm. It prints none of these numbers.
-So epochs, batch, schedule, momentum and weight decay are those of He et al. (2016) and Zagoruyko & Komodakis (2016).
-What nobody printed, and is chosen here: the tuned learning rates, and the warmup's length (Goyal et al. (2017), whom
-the paper cites for it, have 5 epochs; its form is that of the authors' code).
+Table 1 of the paper holds out 10% of the training images, uses "the default hyperparameters reported in literature for
+batch normalized networks" and tunes only the initial learning rate of weight norm. It does not print these numbers. So
+epochs, batch size, schedule, momentum and weight decay are those of He et al. (2016) and Zagoruyko & Komodakis (2016).
+Two values were never published and are chosen here: the tuned learning rates, and the length of the warmup (5 epochs as
+in Goyal et al. (2017), whom the paper cites; its shape is that of the authors' code).
 """
 
 from typing import Any
 
+from wnfused.suggestions import did_you_mean
 from wnfused.train.config import Config
-from wnfused.train.errors import RunError, nearest
+from wnfused.train.result import RunError
 
 Settings = dict[str, Any]
 
@@ -29,18 +30,18 @@ NETWORKS: dict[str, Settings] = {
 PROPOSED: Settings = {"norm": "weight", "init": "robust"}
 METHODS: dict[str, Settings] = {
     "": {**PROPOSED, "warmup": "quadratic", "warmup_epochs": 5.0},
-    "-nowarmup": {**PROPOSED, "lr": 0.03},  # tuned by the authors, not printed: a third of batch norm's
+    "-nowarmup": {**PROPOSED, "lr": 0.03},  # the tuned value is not published: a third of batch norm's
     "-datadep": {"norm": "weight", "init": "data_dependent", "lr": 0.01},  # likewise: a tenth
     "-bn": {"norm": "batch", "init": "he"},
 }
-# He et al. train ResNet-110 at 0.01 until it has started, about 400 steps. "BN w/ orthogonal init" is the paper's.
+# He et al. warm up ResNet-110 at 0.01 for about 400 steps. "BN w/ orthogonal init" is the paper's.
 BATCH_NORM: dict[str, Settings] = {
     "resnet110-cifar10-bn": {"warmup": "constant", "warmup_lr": 0.01, "warmup_epochs": 400 / 352},
     "wrn-40-10-cifar10-bn": {"init": "orthogonal"},
     "resnet164-cifar100-bn": {"init": "orthogonal"},
 }
 
-# Digits are much alike on average, which makes the first steps steep: hence the clipping.
+# The digits have a large mean, which makes the first gradients large: hence the clipping.
 SMOKE: Settings = {
     "data": "digits", "model": "resnet8", "epochs": 12, "batch_size": 32, "lr": 0.1, "schedule": "halves", "clip": 1.0,
     "warmup": "linear", "warmup_epochs": 1.0,
@@ -54,12 +55,12 @@ PRESETS: dict[str, Settings] = {"smoke": SMOKE} | {
 
 
 def settings(name: str) -> Settings:
-    """What the preset sets, to change before a Config is made of it."""
+    """The settings of a preset, to be changed before a Config is made from them."""
     if name not in PRESETS:
-        raise RunError(f"unknown preset {name!r}, {nearest(name, PRESETS)}")
+        raise RunError(f"preset: unknown {name!r}, {did_you_mean(name, PRESETS)}")
     return dict(PRESETS[name])
 
 
 def preset(name: str, **changes: Any) -> Config:
-    """The preset's Config, with changes."""
+    """The Config of a preset, with changes."""
     return Config(**{**settings(name), **changes})

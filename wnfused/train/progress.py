@@ -1,16 +1,17 @@
-"""What a person sees while a network trains: a live bar on a terminal, plain lines anywhere else."""
+"""Progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from wnfused.formatting import duration
 from wnfused.train.result import Result
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Where a run stands. Loss and accuracy are those of the epoch so far, None before they are known."""
+    """The position of a run. Loss and accuracy are those of the epoch so far, None before they are known."""
 
     epoch: int  # counted from 1
     epochs: int
@@ -25,15 +26,15 @@ class Moment:
 
 
 class Progress:
-    """Shows nothing: the base of those that do."""
+    """Shows nothing; the base class of Lines and Live."""
 
-    every = float("inf")  # seconds between two moments
+    every = float("inf")  # seconds between two calls of ``show``
 
     def __init__(self) -> None:
         self._shown = time.perf_counter()
 
     def due(self) -> bool:
-        """Asked after each step: it has to be cheap."""
+        """Whether it is time for a ``moment``. Called after every step, so it must be cheap."""
         return time.perf_counter() - self._shown >= self.every
 
     def moment(self, moment: Moment) -> None:
@@ -52,7 +53,7 @@ class Progress:
 
 
 class Lines(Progress):
-    """A line an epoch, and one every half minute between."""
+    """One line per epoch, and one every 30 seconds within an epoch."""
 
     every = 30.0
 
@@ -75,7 +76,7 @@ class Lines(Progress):
 
 
 class Live(Progress):
-    """A bar of the epoch that moves, with the finished epochs as lines above it. Needs rich."""
+    """A live bar for the current epoch below one line per finished epoch. Needs rich."""
 
     every = 0.1
 
@@ -86,7 +87,7 @@ class Live(Progress):
 
         texts = ("[bold]{task.description}", "{task.completed:.0f}/{task.total:.0f}", "{task.fields[details]}")
         name, count, details = (TextColumn(text) for text in texts)
-        # The bar takes the room that the figures leave.
+        # The bar takes the width that the numbers leave.
         self.bars = Bars(name, BarColumn(bar_width=None), count, details, transient=True, expand=True)
         self.task: Any = None
 
@@ -116,7 +117,7 @@ class Live(Progress):
 
 
 def choose() -> Progress:
-    """Live on a terminal where rich is installed."""
+    """Live on a terminal if rich is installed, otherwise Lines."""
     if not sys.stdout.isatty():
         return Lines()
     try:
@@ -126,7 +127,7 @@ def choose() -> Progress:
 
 
 def epoch_text(line: dict[str, Any], epochs: int) -> str:
-    """Short enough for a terminal of 80 columns; the shares in brackets are those of right answers."""
+    """One line of at most 80 columns; accuracies are in parentheses."""
     parts = [f"epoch {line['epoch']:>{len(str(epochs))}}/{epochs}"]
     for name, loss, accuracy in (
         ("train loss", line["train_loss"], line["train_accuracy"]),
@@ -149,9 +150,3 @@ def _details(moment: Moment) -> str:
     if moment.seconds_left is not None:
         parts.append(f"{duration(moment.seconds_left)} left")
     return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,7 +1,7 @@
-"""Reading a run folder: what was configured, what was measured, how it ended.
+"""Reading run directories: configuration, environment, metrics and result.
 
-A run may still be going, may have been killed while it wrote, or may have diverged. So nothing here trusts a file to be
-there or to be whole: what cannot be read is left out and named in ``Record.notes``.
+A run may still be running, may have been killed while it wrote, or may have diverged. So every file may be missing or
+incomplete: what cannot be read is left out and named in ``Record.notes``.
 """
 
 import json
@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wnfused.checks import is_integer
+
 METRICS = "metrics.jsonl"
+MOST_EPOCHS = 10**9  # a larger number is damage, and too large to plot
 
 
 class RecordError(Exception):
-    """Not a run folder, or one without a single measured epoch; the message is one line."""
+    """Not a run directory, or one without any epoch; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """One line of metrics.jsonl; ``values`` holds its finite numbers."""
+    """One line of metrics.jsonl; ``values`` contains its finite numbers."""
 
     number: int
     values: dict[str, float]
@@ -32,18 +35,18 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Record:
-    """A run as its folder tells it."""
+    """The content of a run directory."""
 
     path: Path
     config: dict[str, Any]
     environment: dict[str, Any]
     epochs: list[Epoch]
-    result: dict[str, Any]  # empty until the run has ended
-    notes: list[str]  # what was missing or could not be read
+    result: dict[str, Any]  # empty until the run ends
+    notes: list[str]  # missing and unreadable files and lines
 
     @property
     def status(self) -> str:
-        """ "finished", "diverged", "interrupted", or "unfinished" where there is no result yet."""
+        """ "finished", "diverged", "interrupted", or "unfinished" if there is no result."""
         if status := self.result.get("status"):
             return str(status)
         return "diverged" if self.epochs[-1].diverged else "unfinished"
@@ -54,11 +57,11 @@ class Record:
         return self.epochs[-1].number if self.status == "diverged" else None
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(epoch, value) where there is a value."""
+        """(epoch, value) for the epochs that have a value."""
         return [(epoch.number, value) for epoch in self.epochs if (value := epoch.get(name)) is not None]
 
     def best(self) -> tuple[int, float] | None:
-        """The epoch with the best validation accuracy, the first of equals, and that accuracy."""
+        """(epoch, accuracy) of the best validation accuracy; the first epoch of equals."""
         curve = self.curve("validation_accuracy")
         if not curve:
             return None
@@ -66,79 +69,82 @@ class Record:
         return int(number), accuracy
 
 
-def read(folder: Path) -> Record:
+def read(directory: Path) -> Record:
+    """Read a run directory; raises RecordError."""
     try:
-        there = folder.is_dir()
-    except OSError as error:  # a name no file system takes
-        raise RecordError(f"{folder}: {error.strerror or error}") from None
-    if not there:
-        raise RecordError(f"{folder}: no such run folder")
-    if not (folder / METRICS).is_file():
-        raise RecordError(f"{folder}: no {METRICS} in it, so it is not a run folder, or its first epoch is not over")
+        exists = directory.is_dir()
+    except OSError as error:  # for example a name that is too long
+        raise RecordError(f"{directory}: {error.strerror or error}") from None
+    if not exists:
+        raise RecordError(f"{directory}: no such directory")
+    if not (directory / METRICS).is_file():
+        raise RecordError(
+            f"{directory}: has no {METRICS}; it is not a run directory, or the first epoch has not finished"
+        )
     notes: list[str] = []
-    epochs = _epochs(folder / METRICS, notes)
+    epochs = _epochs(directory / METRICS, notes)
     if not epochs:
-        raise RecordError(f"{folder}: no readable epoch in its {METRICS}")
+        raise RecordError(f"{directory}: {METRICS} has no readable epoch")
     return Record(
-        path=folder,
-        config=_object(folder / "config.json", notes),
-        environment=_object(folder / "environment.json", notes),
+        path=directory,
+        config=_object(directory / "config.json", notes),
+        environment=_object(directory / "environment.json", notes),
         epochs=epochs,
-        result=_result(folder, epochs, notes),
+        result=_result(directory, epochs, notes),
         notes=notes,
     )
 
 
-def find(folders: Iterable[Path]) -> list[Path]:
-    """The run folders that are meant: each one itself, or the run folders inside one that is none; no one twice."""
+def find(directories: Iterable[Path]) -> list[Path]:
+    """The run directories among ``directories`` and directly inside those that are none; no directory twice."""
     found: dict[Path, Path] = {}
-    for folder in folders:
-        for run in _inside(folder) or [folder]:
+    for directory in directories:
+        for run in _inside(directory) or [directory]:
             found.setdefault(run.resolve(), run)
     return list(found.values())
 
 
-def _inside(folder: Path) -> list[Path]:
+def _inside(directory: Path) -> list[Path]:
     try:
-        return [] if (folder / METRICS).is_file() else sorted(file.parent for file in folder.glob(f"*/{METRICS}"))
-    except OSError:  # reading the folder itself will tell
+        return [] if (directory / METRICS).is_file() else sorted(file.parent for file in directory.glob(f"*/{METRICS}"))
+    except OSError:  # ``read`` reports it
         return []
 
 
-def _result(folder: Path, epochs: list[Epoch], notes: list[str]) -> dict[str, Any]:
-    file = folder / "result.json"
+def _result(directory: Path, epochs: list[Epoch], notes: list[str]) -> dict[str, Any]:
+    file = directory / "result.json"
     if file.exists() or file.is_symlink():
         return _object(file, notes)
     if not epochs[-1].diverged:
-        notes.append(f"no result.json: the run is still going, or was stopped after epoch {epochs[-1].number}")
+        notes.append(f"no result.json: the run is still running, or was stopped after epoch {epochs[-1].number}")
     return {}
 
 
 def _object(file: Path, notes: list[str]) -> dict[str, Any]:
-    """The JSON object in a file; empty, with a note, where there is none."""
+    """The JSON object in a file; empty, with a note, if there is none."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         notes.append(f"no {file.name}")
         return {}
     except OSError as error:
-        notes.append(f"{file.name} cannot be read: {error.strerror or error}")
+        notes.append(f"cannot read {file.name}: {error.strerror or error}")
         return {}
     except (ValueError, RecursionError):
-        notes.append(f"{file.name} is not readable JSON (cut off, or not written by a run)")
+        notes.append(f"{file.name} is not valid JSON (truncated, or not written by a run)")
         return {}
     if not isinstance(value, dict):
-        notes.append(f"{file.name} holds no JSON object")
+        notes.append(f"{file.name} is not a JSON object")
         return {}
     return value
 
 
 def _epochs(file: Path, notes: list[str]) -> list[Epoch]:
-    """The epochs in order; of an epoch that was trained again after a stop, the last line counts."""
+    """The epochs in order; the last line counts if an epoch was trained again after an interruption."""
     try:
         text = file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:
-        raise RecordError(f"{file}: cannot be read: {error.strerror or error}") from None
+        raise RecordError(f"cannot read {file}: {error.strerror or error}") from None
     epochs: dict[int, Epoch] = {}
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
@@ -147,10 +153,10 @@ def _epochs(file: Path, notes: list[str]) -> list[Epoch]:
         epoch = _epoch(line)
         if epoch is not None:
             epochs[epoch.number] = epoch
-        elif number == len(lines):  # no newline at its end: it was being written
-            notes.append(f"the last line of {METRICS} is cut off, as while it is being written: left out")
+        elif number == len(lines):  # no newline at its end
+            notes.append(f"skipped the last line of {METRICS}, which is incomplete")
         else:
-            notes.append(f"line {number} of {METRICS} is not an epoch: left out")
+            notes.append(f"skipped line {number} of {METRICS}, which is not an epoch")
     return [epochs[number] for number in sorted(epochs)]
 
 
@@ -162,7 +168,7 @@ def _epoch(line: str) -> Epoch | None:
     if not isinstance(fields, dict):
         return None
     number = fields.pop("epoch", None)
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+    if not is_integer(number) or not 1 <= number <= MOST_EPOCHS:
         return None
     values = {name: float(value) for name, value in fields.items() if _is_finite(value)}
     return Epoch(number, values, fields.get("diverged") is True)

@@ -1,4 +1,4 @@
-"""Run folders as ``wnfused train`` leaves them, for tests that read them."""
+"""Run directories as ``wnfused train`` writes them, for tests that read them."""
 
 import json
 from collections.abc import Sequence
@@ -30,18 +30,18 @@ def diverged(number: int) -> dict[str, Any]:
 
 
 def write_run(
-    folder: Path, lines: Sequence[dict[str, Any]] | None = None, *, status: str | None = "finished", **config: Any
+    directory: Path, lines: Sequence[dict[str, Any]] | None = None, *, status: str | None = "finished", **config: Any
 ) -> Path:
-    """A run folder; ``status=None`` leaves out result.json, as while the run is going."""
+    """A run directory; ``status=None`` omits result.json, as while the run is running."""
     lines = [epoch(n) for n in (1, 2, 3)] if lines is None else lines
-    folder.mkdir(parents=True)
+    directory.mkdir(parents=True)
     settings = {"model": "resnet20", "init": "robust", "lr": 0.1, "epochs": 3, "seed": 0} | config
-    (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "environment.json").write_text(json.dumps({"torch": "2.13.0", "threads": 2}))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (directory / "config.json").write_text(json.dumps(settings))
+    (directory / "environment.json").write_text(json.dumps({"torch": "2.13.0", "threads": 2}))
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if status is not None:
         result = {"status": status, "best_epoch": 3, "best_validation_accuracy": 0.74, "test_accuracy": 0.7321}
         if status == "diverged":
             result |= {"best_epoch": None, "best_validation_accuracy": None, "test_accuracy": None}
-        (folder / "result.json").write_text(json.dumps(result))
-    return folder
+        (directory / "result.json").write_text(json.dumps(result))
+    return directory

@@ -1,4 +1,4 @@
-"""One run on tiny data: it learns, it leaves what it should, and each part of the recipe does what its name says."""
+"""One run on tiny data: it learns, writes its files, and each setting of the recipe has its effect."""
 
 import json
 import math
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 import wnfused
 from tests.support.train_cases import CLASSES, config, dataset, same, use
 from wnfused.train import Config, Result, RunError, load_best, train
-from wnfused.train.build import network
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.data import load as load_images
 from wnfused.train.distributed import World
-from wnfused.train.ema import EMA
-from wnfused.train.meter import Meter
-from wnfused.train.optimizer import sgd
+from wnfused.train.metrics import Meter
+from wnfused.train.model import network
+from wnfused.train.optimization import EMA, sgd
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +37,7 @@ def run(folder: Path, **changes: Any) -> Result:
     return train(config(**changes), folder)
 
 
-def test_a_run_learns_and_leaves_its_folder(tmp_path: Path) -> None:
+def test_a_run_learns_and_writes_its_directory(tmp_path: Path) -> None:
     result = run(tmp_path / "a", epochs=30, lr=0.1)
     assert result.status == "finished"
     assert (result.epochs, result.steps) == (30, 150)
@@ -62,7 +61,7 @@ def test_a_run_learns_and_leaves_its_folder(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_best_weights_are_those_that_were_tested(tmp_path: Path) -> None:
+def test_the_best_weights_are_the_ones_tested(tmp_path: Path) -> None:
     result = run(tmp_path / "a", epochs=6, lr=0.1)
     images = dataset().test
     x = (images.images.float() / 255 - 0.3) / 0.25
@@ -79,7 +78,7 @@ def test_the_best_weights_of_every_network_can_be_used(tmp_path: Path, changes: 
     assert model(torch.zeros(2, 1, 6, 6)).isfinite().all()
 
 
-def test_a_backend_that_cannot_run_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_backend_is_a_run_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(device: torch.device) -> None:
         raise wnfused.BackendUnavailable("backend 'native' cannot run: no compiler")
 
@@ -89,7 +88,7 @@ def test_a_backend_that_cannot_run_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "a").exists()
 
 
-def test_without_held_out_images_the_last_epoch_counts(tmp_path: Path) -> None:
+def test_without_a_validation_set_the_last_epoch_is_the_best(tmp_path: Path) -> None:
     result = run(tmp_path / "a", validation=0.0, epochs=3)
     assert (result.best_epoch, result.best_validation_accuracy) == (3, None)
     assert same(weights(tmp_path / "a"), load_best(tmp_path / "a").state_dict())
@@ -97,7 +96,7 @@ def test_without_held_out_images_the_last_epoch_counts(tmp_path: Path) -> None:
 
 
 def test_the_first_steps_are_those_of_plain_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One epoch, recomputed here with what torch offers: momentum, decay, smoothing, schedule and all."""
+    """One epoch, recomputed with plain torch: momentum, weight decay, label smoothing, schedule, clipping."""
     seen: list[tuple[Tensor, Tensor]] = []
     original = wnfused.data.Loader.epoch
 
@@ -110,7 +109,7 @@ def test_the_first_steps_are_those_of_plain_sgd(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(wnfused.data.Loader, "epoch", noted)
     settings = {"epochs": 1, "label_smoothing": 0.1, "warmup": "linear", "warmup_epochs": 1.0, "lr": 0.2, "clip": 0.5}
     result = run(tmp_path / "a", **settings, nesterov=True, weight_decay=0.01)
-    first, batches = seen[0][0], seen[1:]  # the first is drawn for initializations that look at data
+    first, batches = seen[0][0], seen[1:]  # the first is for data-dependent initialization
     assert torch.equal(first, batches[0][0]) and len(batches) == 5
     model = network(config(), (1, 6, 6), CLASSES, lambda: first)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, nesterov=True, weight_decay=0.01)
@@ -130,14 +129,14 @@ def test_the_first_steps_are_those_of_plain_sgd(tmp_path: Path, monkeypatch: pyt
     assert result.parameters == sum(p.numel() for p in model.parameters())
 
 
-def test_a_seed_is_a_run(tmp_path: Path) -> None:
+def test_the_seed_determines_the_run(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         run(tmp_path / name, seed=seed, epochs=1)
     a, b, c = (weights(tmp_path / name) for name in "abc")
     assert same(a, b) and not same(a, c)
 
 
-def test_a_batch_in_parts_is_the_same_batch(tmp_path: Path) -> None:
+def test_accumulated_parts_give_the_same_gradients(tmp_path: Path) -> None:
     run(tmp_path / "whole", epochs=2)
     run(tmp_path / "parts", epochs=2, accumulate=4)  # the last batch, of 5 images, too
     whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
@@ -147,14 +146,14 @@ def test_a_batch_in_parts_is_the_same_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"amp": "bf16"}, {"channels_last": True, "model": "cnn-2-8"}, {"norm": "batch"}])
-def test_other_ways_to_compute(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_execution_settings(tmp_path: Path, changes: dict[str, Any]) -> None:
     result = run(tmp_path / "a", epochs=8, lr=0.05, **changes)
     assert result.status == "finished"
     assert lines(tmp_path / "a")[-1]["train_loss"] < 0.95 * lines(tmp_path / "a")[0]["train_loss"]
 
 
 def test_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the compiler's first half only, which is quick: that a compiled network is trained, validated and saved."""
+    """A compiled network is trained, validated and saved; the eager backend keeps it quick."""
     compiled: list[nn.Module] = []
     original = nn.Module.compile
 
@@ -171,12 +170,12 @@ def test_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fp16_needs_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="amp 'fp16' needs a GPU"):
+    with pytest.raises(RunError, match="amp: 'fp16' needs a GPU"):
         run(tmp_path / "a", amp="fp16")
     assert not (tmp_path / "a").exists()
 
 
-def test_weight_decay_spares_gains_and_biases_by_choice() -> None:
+def test_weight_decay_can_exclude_gains_and_biases() -> None:
     model = network(config(model="resnet8"), (3, 8, 8), 10, lambda: torch.zeros(2, 3, 8, 8))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     (everything,) = sgd(model, config()).param_groups
@@ -207,10 +206,10 @@ def test_ema_is_a_running_average() -> None:
     assert torch.equal(model.weight, own)
 
 
-def test_ema_weights_are_validated_and_kept(tmp_path: Path) -> None:
+def test_averaged_weights_are_validated_and_saved(tmp_path: Path) -> None:
     run(tmp_path / "plain", epochs=3)
     run(tmp_path / "ema", epochs=3, ema=0.9)
-    assert same(weights(tmp_path / "plain"), weights(tmp_path / "ema"))  # the training itself is the same
+    assert same(weights(tmp_path / "plain"), weights(tmp_path / "ema"))  # training itself is unchanged
     kept = load(steps(tmp_path / "ema" / "checkpoints")[0], KEYS)["ema"]
     assert not same(kept, weights(tmp_path / "ema"))
     assert lines(tmp_path / "ema")[-1]["validation_loss"] != lines(tmp_path / "plain")[-1]["validation_loss"]
@@ -235,7 +234,7 @@ def test_divergence_is_a_result(tmp_path: Path, changes: dict[str, Any], reason:
     assert json.loads((tmp_path / "a" / "result.json").read_text())["status"] == "diverged"
     for path in steps(tmp_path / "a" / "checkpoints"):
         assert all(value.isfinite().all() for value in load(path, KEYS)["model"].values())
-    # Asked to go on, it answers the same.
+    # Resuming returns the same result.
     assert train(config(**changes), tmp_path / "a", resume=True) == result
 
 
@@ -266,7 +265,7 @@ def test_max_steps_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_losses_are_read_every_few_steps_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading one makes the CPU wait for a GPU."""
+    """Reading a loss makes the CPU wait for a GPU."""
     read, reads = Meter.read, []
 
     def counted(self: Meter, world: Any) -> list[float]:
@@ -279,13 +278,15 @@ def test_losses_are_read_every_few_steps_only(tmp_path: Path, monkeypatch: pytes
     assert reads == [10, 10, 1, 9, 10, 2]  # steps 10, 20, the epoch's last, 30, …
 
 
-def test_batches_larger_than_the_data(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="batch_size: 42 is more than the 41 training images of digits"):
+def test_a_batch_larger_than_the_data(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="batch_size: expected at most 41, the training images of digits, got 42"):
         run(tmp_path / "a", batch_size=42)
     assert not (tmp_path / "a").exists()
 
 
-def test_batch_norm_needs_images(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="norm 'batch': a batch of 1 images in 1 parts"):
+def test_batch_norm_needs_two_images_per_part(tmp_path: Path) -> None:
+    with pytest.raises(
+        RunError, match="batch_size: 1 images in 1 parts leave fewer than 2 for batch norm; pass drop_last=True"
+    ):
         run(tmp_path / "a", batch_size=8, norm="batch")
     assert run(tmp_path / "a", batch_size=8, norm="batch", drop_last=True, epochs=1).steps == 5

@@ -1,4 +1,4 @@
-"""Learning rates, step by step."""
+"""Learning rates of every step."""
 
 import re
 from itertools import pairwise
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wnfused.train import Config
-from wnfused.train.schedules import NAMES, learning_rate, milestones
+from wnfused.train.optimization import SCHEDULES, learning_rate, milestones
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from wnfused.train.schedules import NAMES, learning_rate, milestones
         ("resnet", 182, (0.1, (91, 136))),
         ("resnet", 20, (0.1, (10, 15))),
         ("wrn", 200, (0.2, (60, 120, 160))),
-        ("halves", 1, (0.1, (1, 2))),  # a run of one epoch is not decayed from its start
+        ("halves", 1, (0.1, (1, 2))),  # a run of one epoch does not decay
         ("wrn", 2, (0.2, (1, 2, 3))),
         ("0.5@3,4", 10, (0.5, (3, 4))),
     ],
@@ -39,16 +39,16 @@ SHORT = {
 
 
 @pytest.mark.parametrize(("name", "epochs"), SHORT)
-def test_short_runs_have_the_rates_of_the_authors_code(name, epochs):
+def test_short_runs_match_the_authors_code(name, epochs):
     config = Config(lr=1.0, epochs=epochs, schedule=name)
     assert [learning_rate(config, epoch, 1) for epoch in range(epochs)] == pytest.approx(SHORT[name, epochs])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("epochs", [*range(1, 40), 100, 181, 183, 199, 201, 1000])
-def test_no_phase_is_skipped_and_decays_come_when_they_are_due(name, epochs):
-    """The authors' rule, epoch by epoch: a decay counts in the epochs that start at or after its mark."""
-    factor, marks, length = NAMES[name]
+def test_no_phase_is_skipped_and_decays_apply_on_time(name, epochs):
+    """The authors' rule: a decay applies to the epochs that start at or after its mark."""
+    factor, marks, length = SCHEDULES[name]
     config = Config(lr=1.0, epochs=epochs, schedule=name)
     rates = [learning_rate(config, epoch, 1) for epoch in range(epochs)]
     assert rates == pytest.approx([factor ** sum(epoch * length >= mark * epochs for mark in marks)
@@ -72,7 +72,7 @@ def test_the_table_in_the_docs():
             assert [float(rate) for rate in cell.split(",")] == pytest.approx(rates), (name, epochs)
 
 
-def test_decay_happens_after_so_many_epochs():
+def test_decay_applies_after_its_epochs():
     config = Config(lr=0.1, epochs=200, schedule="wrn")
     rates = [learning_rate(config, step, 10) for step in (0, 599, 600, 1199, 1200, 1600, 1999)]
     assert rates == pytest.approx([0.1, 0.1, 0.02, 0.02, 0.004, 0.0008, 0.0008])

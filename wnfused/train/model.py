@@ -1,4 +1,4 @@
-"""The network of a Config, initialized: every process of a run builds the same one from the seed."""
+"""The network of a Config, initialized from its seed: all processes of a run build the same one."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import wnfused
 from wnfused import init, models
 from wnfused.train.config import Config
-from wnfused.train.errors import RunError
+from wnfused.train.result import RunError
 
 Shape = tuple[int, int, int]  # channels, height, width
 FORMS = "resnetN[-basic|-bottleneck], wrn-N-k[-stem2], mlp-LAYERS-WIDTH or cnn-LAYERS[-CHANNELS]"
@@ -31,7 +31,7 @@ BASELINES: dict[str, Callable[..., None]] = {
 
 
 def network(config: Config, shape: Shape, classes: int, batch: Callable[[], Tensor]) -> nn.Module:
-    """``batch()`` gives the first training batch, [B, C, H, W], for the initializations that look at data."""
+    """The initialized network; ``batch()`` is the first training batch, [B, C, H, W], for ``data_dependent``."""
     torch.manual_seed(config.seed)
     generator = torch.Generator().manual_seed(config.seed)
     folded = config.norm == "none" and config.init == "robust"
@@ -39,7 +39,7 @@ def network(config: Config, shape: Shape, classes: int, batch: Callable[[], Tens
     try:
         _initialize(model, config.init or "", shape, generator, batch)
     except ValueError as error:
-        raise RunError(f"init {config.init!r} of {config.model}: {error}") from None
+        raise RunError(f"init: {config.init!r} fails for {config.model}: {error}") from None
     if folded:
         wnfused.fold(model)
     if config.impl == "torch":
@@ -47,8 +47,8 @@ def network(config: Config, shape: Shape, classes: int, batch: Callable[[], Tens
     return model
 
 
-def bare(config: Config, shape: Shape, classes: int) -> nn.Module:
-    """The same network, for weights that are there already."""
+def uninitialized(config: Config, shape: Shape, classes: int) -> nn.Module:
+    """The same network with arbitrary weights, to load a checkpoint into."""
     model = architecture(config.model, config.norm, shape, classes)
     if config.impl == "torch":
         wnfused.to_torch(model)
@@ -74,7 +74,7 @@ def architecture(name: str, norm: str, shape: Shape, classes: int) -> nn.Module:
             try:
                 return make(*map(int, match.groups()))
             except ValueError as error:
-                raise RunError(f"model {name!r}: {error}") from None
+                raise RunError(f"model: {name!r}: {error}") from None
     raise RunError(f"model: unknown {name!r}, expected {FORMS}")
 
 
@@ -91,12 +91,12 @@ def _initialize(
         init.data_dependent_(model, batch(), generator=generator)
     elif normalized:
         BASELINES[scheme](model, generator=generator)
-    elif scheme != "torch_default":  # which a new layer has
+    elif scheme != "torch_default":  # the initialization of a new layer
         _initialize_plain(model, scheme, generator)
 
 
 def _initialize_plain(model: nn.Module, scheme: str, generator: torch.Generator) -> None:
-    """He's normal weights, or orthogonal rows, in every layer but the last; biases 0."""
+    """He-normal or orthogonal weights in every layer but the last; biases 0."""
     layers = [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     for layer in layers[:-1]:
         if scheme == "he":

@@ -1,10 +1,10 @@
-"""Numbers as the page and the terminal write them: equally many digits in a column, nothing that is not known."""
+"""Numbers as text, for terminal and report: a fixed number of digits per quantity, a dash for unknown values."""
 
 UNKNOWN = "–"
 
 
 def accuracy(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.2%}".replace("%", " %")
+    return UNKNOWN if value is None else f"{value:.2%}"
 
 
 def loss(value: float | None) -> str:

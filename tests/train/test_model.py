@@ -1,4 +1,4 @@
-"""The networks of a configuration: every norm, initialization and implementation that go together."""
+"""The network of a configuration: every valid combination of norm, initialization and implementation."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 import wnfused
 from wnfused.train import Config
-from wnfused.train.build import architecture, network
 from wnfused.train.config import INITS
+from wnfused.train.model import architecture, network
 
 SHAPE = (3, 8, 8)
 BATCH = torch.randn(16, *SHAPE, generator=torch.Generator().manual_seed(0))

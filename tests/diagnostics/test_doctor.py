@@ -81,7 +81,7 @@ def test_torchs_old_weight_norm(module: str, capsys: pytest.CaptureFixture[str])
 
 def test_a_layer_that_is_not_reached_and_one_without_a_formula(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The page says what is not known, and gives the rest; a model may answer with a dict."""
-    with pytest.warns(UserWarning, match="explain: left as they were"):
+    with pytest.warns(UserWarning, match="explain: unsupported layers were left unchanged"):
         code, page, _ = run(capsys, f"{module}:Spare", "--input", "6,4")
     assert code == 0 and "not known: infer_roles: 'spare': not called" in page
     assert "not examined: memory (LSTM)" in page and "used" in page.split("Signal")[1]

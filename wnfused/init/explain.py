@@ -16,9 +16,9 @@ NUMBERS = COLUMNS[3:]
 def explain(
     model: nn.Module, example_input: Any = None, *, roles: Roles | None = None, file: TextIO | None = None
 ) -> str:
-    """Print and return what ``robust_`` would do: each layer's role, the evidence for it, its fans, γ and gain.
+    """Print and return a table of what ``robust_`` would do: each layer's role and its evidence, fans, γ and gain.
 
-    The arguments are those of ``robust_``; ``file`` is where the table goes, standard output by default.
+    The arguments are those of ``robust_``. The table is written to ``file``, standard output by default.
     """
     layers = {layer.name: layer for layer in layers_of("explain", model)}
     found = roles_of("explain", model, example_input, roles, list(layers.values()))

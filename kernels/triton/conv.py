@@ -17,8 +17,8 @@ the tile that is read, "weight" v's tile. ``gain_group`` is what a group adds to
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.conv import channel_sums, finish_tile, inside, taps_of_phase, volume_index
-from wnfused.kernels.triton.tile import scale_at
+from wnfused.kernels.triton.indexing import scale_at
 
 
 @triton.jit

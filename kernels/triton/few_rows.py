@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped
 from wnfused.kernels.triton.language import dot, narrowed
 from wnfused.kernels.triton.rows import gain_over_norm
-from wnfused.kernels.triton.tile import clamped
 
 
 @triton.jit

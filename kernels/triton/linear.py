@@ -9,9 +9,9 @@ for all. Strides along the last dimension are 1. ``EVEN`` promises that the summ
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed, root
 from wnfused.kernels.triton.rows import careful_norm, gain_over_norm, is_unsafe
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
 
 @triton.jit

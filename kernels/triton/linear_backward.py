@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at
 from wnfused.kernels.triton.language import dot, narrowed
 from wnfused.kernels.triton.prepare import prepare_channels
 from wnfused.kernels.triton.rows import gain_over_norm
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at
 
 
 @triton.jit

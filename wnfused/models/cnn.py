@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from wnfused.models.norm import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_count, check_norm, conv
 
 
 class CNN(nn.Module):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.norm import Norm, check_count, check_norm, linear
+from wnfused.models.layers import Norm, check_count, check_norm, linear
 
 
 class MLP(nn.Module):

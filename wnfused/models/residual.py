@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from wnfused.models.norm import Norm, conv
+from wnfused.models.layers import Norm, conv
 
 
 class Block(nn.Module):

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.norm import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_count, check_norm, conv
 from wnfused.models.residual import stage
 
 

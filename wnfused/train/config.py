@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wnfused.data import NAMES as DATA
-from wnfused.models.norm import NORMS
+from wnfused.models.layers import NORMS
 from wnfused.train import schedules
 from wnfused.train.errors import RunError, nearest
 

@@ -4,9 +4,9 @@ import json
 
 from wnfused.kernels.triton.audit import roofline
 from wnfused.kernels.triton.audit.builds import KERNELS, TARGETS
+from wnfused.kernels.triton.audit.entries import Row
 from wnfused.kernels.triton.audit.processors import PROCESSORS
 from wnfused.kernels.triton.audit.requirements import Check, checks, layer_checks
-from wnfused.kernels.triton.audit.rows import Row
 
 _COLUMNS = (
     "target", "dtype", "config", "regs", "spill", "shared", "occ.", "MMA", "async", "load", "SHFL", "loop", "plain",

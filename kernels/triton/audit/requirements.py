@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from wnfused.kernels.triton.audit import roofline
 from wnfused.kernels.triton.audit.builds import MATMUL_KERNELS
+from wnfused.kernels.triton.audit.entries import Row
 from wnfused.kernels.triton.audit.processors import PROCESSORS
-from wnfused.kernels.triton.audit.rows import Row
 
 INSTRUCTIONS = 2  # the compiler may order the same code differently
 SINGLE_PASS_LIMIT = {"sm_80": 1.05, "sm_90": 1.30}

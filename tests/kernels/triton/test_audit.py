@@ -17,10 +17,10 @@ pytest.importorskip("triton")
 from wnfused import cli
 from wnfused.kernels.triton.audit import builds, cycles, processors, report, requirements, roofline, sass
 from wnfused.kernels.triton.audit.builds import BF16, Build
+from wnfused.kernels.triton.audit.entries import Row, audit_builds
 from wnfused.kernels.triton.audit.facts import Facts, load_width
 from wnfused.kernels.triton.audit.launches import Access, Launch, Layer
 from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop, natural_loops
-from wnfused.kernels.triton.audit.rows import Row, audit_builds
 
 KERNELS = Path(__file__).parents[3] / "kernels" / "triton"
 
@@ -277,7 +277,7 @@ def test_every_launched_kernel_is_audited():
 
 def test_roots_and_quotients_are_rounded_to_nearest():
     """NVIDIA's quick ones, tl.sqrt and / of float32 numbers, are not; language.py has those that are."""
-    for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "tile.py"}:
+    for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "indexing.py"}:
         for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
             assert not any(isinstance(node, ast.Div) for node in ast.walk(function)), function.name
             assert "sqrt" not in ast.unparse(function), function.name

@@ -8,7 +8,7 @@ import wnfused
 from tests.support.reference import assert_close
 from tests.support.triton_cases import DEVICE, gains, tensors, wide
 from wnfused.kernels.triton import run_multi, run_rows
-from wnfused.ops import known_norms
+from wnfused.ops import precomputed_norms
 from wnfused.ops import reference as formulas
 from wnfused.ops.backends import triton as triton_backend
 
@@ -120,7 +120,7 @@ def test_precompute_norms_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(y, wanted)
     y.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-    assert known_norms.find(model[0].weight_v, 0, 0.0) is None
+    assert precomputed_norms.find(model[0].weight_v, 0, 0.0) is None
 
 
 @pytest.mark.usefixtures("_triton")

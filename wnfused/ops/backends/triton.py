@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wnfused.kernels.triton import run_conv, run_linear, run_linear_backward, run_multi, run_rows
-from wnfused.ops import known_norms
+from wnfused.ops import precomputed_norms
 from wnfused.ops.backends.torch import laid_out_like
 from wnfused.ops.reference import Gradients
 
@@ -56,7 +56,7 @@ def weight_norm_backward(
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    return run_linear.forward(x, v, g, bias, dim, eps, relu, known_norms.find(v, dim, eps))
+    return run_linear.forward(x, v, g, bias, dim, eps, relu, precomputed_norms.find(v, dim, eps))
 
 
 @_on_its_device
@@ -74,7 +74,7 @@ def convolution(
     transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
-    return run_conv.forward(x, v, g, bias, geometry, dim, eps, relu, known_norms.find(v, dim, eps))
+    return run_conv.forward(x, v, g, bias, geometry, dim, eps, relu, precomputed_norms.find(v, dim, eps))
 
 
 @_on_its_device

@@ -1,4 +1,4 @@
-"""The offline audit: a few real compilations, its checks on them and on broken rows, and the models' arithmetic."""
+"""The offline audit: a few real compilations, its checks on them and on broken entries, and the models' arithmetic."""
 
 import ast
 import json
@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from wnfused import cli
 from wnfused.kernels.triton.audit import builds, cycles, processors, report, requirements, roofline, sass
 from wnfused.kernels.triton.audit.builds import BF16, Build
-from wnfused.kernels.triton.audit.entries import Row, audit_builds
+from wnfused.kernels.triton.audit.entries import Entry, audit_builds
 from wnfused.kernels.triton.audit.facts import Facts, load_width
 from wnfused.kernels.triton.audit.launches import Access, Launch, Layer
 from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop, natural_loops
@@ -31,7 +31,7 @@ def shipped(kernel: str, target: str, mode: str, dtypes: builds.Dtypes = BF16) -
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return audit_builds([
@@ -46,94 +46,97 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
         ])  # fmt: skip
 
 
-def test_requirements_hold(rows):
-    found = requirements.checks(rows)
+def test_requirements_hold(entries):
+    found = requirements.checks(entries)
     assert len(found) == 12  # all but the one on small tiles
     assert [check for check in found if not check.ok] == []
 
 
-def test_facts_of_compiled_kernels(rows):
-    opcodes = {row.build.target: row.facts.mma_opcodes[0].split(".")[0] for row in rows}
+def test_facts_of_compiled_kernels(entries):
+    opcodes = {entry.build.target: entry.facts.mma_opcodes[0].split(".")[0] for entry in entries}
     assert opcodes["sm_80"] == "HMMA"
     assert opcodes["sm_90"] == "HGMMA"
     assert opcodes["gfx942"].startswith("v_mfma")
-    for row in rows:
-        assert 16 < row.facts.registers <= 512 and row.facts.shared_bytes > 0
-        assert 0 < row.occupancy <= 1
-        assert row.plain is not None and row.plain.mma == row.facts.mma
-        tile, cycles_ = row.build.tile, row.cycles
+    for entry in entries:
+        assert 16 < entry.facts.registers <= 512 and entry.facts.shared_bytes > 0
+        assert 0 < entry.occupancy <= 1
+        assert entry.plain is not None and entry.plain.mma == entry.facts.mma
+        tile, cycles_ = entry.build.tile, entry.cycles
         assert tile is not None and cycles_ is not None
-        p = processors.PROCESSORS[row.build.target]
+        p = processors.PROCESSORS[entry.build.target]
         assert cycles_.tensor == pytest.approx(
             tile.m * tile.n * tile.k / p.tensor
         )  # one tile per turn, no more, no less
 
 
-def test_json_has_what_it_promises(rows):
+def test_json_has_what_it_promises(entries):
     promised = (
         "kernel config dtype target registers spill_bytes shared_bytes mma async_copies shuffles_in_loop "
         "loop_instructions plain_loop_instructions"
     )
-    assert set(promised.split()) <= rows[0].as_json().keys()
+    assert set(promised.split()) <= entries[0].as_json().keys()
 
 
-def test_what_was_compiled_is_kept(rows, monkeypatch, tmp_path):
+def test_what_was_compiled_is_kept(entries, monkeypatch, tmp_path):
     from wnfused.kernels.triton.audit import compiled
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled._keep(rows[0].build, rows[0].facts)
+    compiled._keep(entries[0].build, entries[0].facts)
     monkeypatch.setattr(compiled, "_compiled_in_workers", lambda missing: pytest.fail("compiled again"))
-    assert compiled.compile_all([rows[0].build]) == {rows[0].build: rows[0].facts}
+    assert compiled.compile_all([entries[0].build]) == {entries[0].build: entries[0].facts}
 
 
 PLAIN_LOOP = {"HMMA.16816.F32.BF16": 64, "LDSM.16.M88.4": 16, "LDGSTS.E.BYPASS.128": 8, "IADD3": 20}
 
 
-def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_80", smallest: bool = False) -> Row:
+def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_80", smallest: bool = False) -> Entry:
     every = [b for b in builds.builds((target,), (kernel,)) if b.mode == mode and b.dtypes == BF16]
     build = every[-1 if smallest else 0]
-    return Row(build, Facts(100, 0, 32768, 0, loop), Facts(100, 0, 32768, 0, PLAIN_LOOP))
+    return Entry(build, Facts(100, 0, 32768, 0, loop), Facts(100, 0, 32768, 0, PLAIN_LOOP))
 
 
 @pytest.mark.parametrize(
     ("what", "break_it"),
     [
-        ("spilled bytes", lambda row: replace(row, facts=replace(row.facts, spill_bytes=8))),
+        ("spilled bytes", lambda entry: replace(entry, facts=replace(entry.facts, spill_bytes=8))),
         (
             "scalar registers spilled",
-            lambda row: replace(
-                row, build=replace(row.build, target="gfx942"), facts=replace(row.facts, scalars_in_lanes=65)
+            lambda entry: replace(
+                entry, build=replace(entry.build, target="gfx942"), facts=replace(entry.facts, scalars_in_lanes=65)
             ),
         ),
-        ("programs resident", lambda row: replace(row, facts=replace(row.facts, shared_bytes=1 << 20))),
+        ("programs resident", lambda entry: replace(entry, facts=replace(entry.facts, shared_bytes=1 << 20))),
         (
             "MMA instructions in the main loop",
-            lambda row: replace(row, facts=replace(row.facts, loop={"LDGSTS.E.128": 1})),
+            lambda entry: replace(entry, facts=replace(entry.facts, loop={"LDGSTS.E.128": 1})),
         ),
         (
             "16-byte async copies",
-            lambda row: replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
+            lambda entry: replace(entry, facts=replace(entry.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
         ),
-        ("linear forward, norms first: instructions added to the plain GEMM", lambda row: with_loop(row, IADD3=23)),
-        ("convolution forward", lambda row: replace(fabricated("gather", "norms first", PLAIN_LOOP | {"IADD3": 3}))),
+        ("linear forward, norms first: instructions added to the plain GEMM", lambda entry: with_loop(entry, IADD3=23)),
+        ("convolution forward", lambda entry: replace(fabricated("gather", "norms first", PLAIN_LOOP | {"IADD3": 3}))),
         (
             "shuffles in the loop",
-            lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1}),
+            lambda entry: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1}),
         ),
-        ("M ≥ 64", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 300})),
-        ("M ≤ 32", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 999}, smallest=True)),
-        ("dx with the gain", lambda row: fabricated("linear_input_gradient", "gain", PLAIN_LOOP | {"FMUL": 300})),
+        ("M ≥ 64", lambda entry: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 300})),
+        (
+            "M ≤ 32",
+            lambda entry: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 999}, smallest=True),
+        ),
+        ("dx with the gain", lambda entry: fabricated("linear_input_gradient", "gain", PLAIN_LOOP | {"FMUL": 300})),
     ],
 )
-def test_a_broken_row_is_found(what: str, break_it: Callable[[Row], Row]):
+def test_a_broken_entry_is_found(what: str, break_it: Callable[[Entry], Entry]):
     good = fabricated("linear_forward", "norms first", PLAIN_LOOP)
     assert all(check.ok for check in requirements.checks([good]))
     broken = [check for check in requirements.checks([good, break_it(good)]) if not check.ok]
     assert any(what in check.what and len(check.broken) == 1 for check in broken)
 
 
-def with_loop(row: Row, **counts: int) -> Row:
-    return replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | counts))
+def with_loop(entry: Entry, **counts: int) -> Entry:
+    return replace(entry, facts=replace(entry.facts, loop=PLAIN_LOOP | counts))
 
 
 def test_layers_launch_and_move_no_more_than_they_may():
@@ -306,14 +309,14 @@ def test_gradients_past_32_bits_compile(kernel, mode, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build = shipped(kernel, "sm_80", mode)
     constants = {name: True if name in ("SUM_FAR", "INDEX64") else value for name, value in build.constants}
-    (row,) = audit_builds([replace(build, constants=tuple(constants.items()), plain=None)])
-    assert row.facts.registers <= 255
+    (entry,) = audit_builds([replace(build, constants=tuple(constants.items()), plain=None)])
+    assert entry.facts.registers <= 255
 
 
 def test_float64_rows_compile(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (row,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])
-    assert row.facts.spill_bytes == 0
+    (entry,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])
+    assert entry.facts.spill_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -340,7 +343,7 @@ def test_it_does_not_audit_the_interpreter(capsys, monkeypatch):
 
 
 def test_the_command(capsys, monkeypatch, tmp_path):
-    """Exit code, JSON and report, on a fabricated row that spills."""
+    """Exit code, JSON and report, on a fabricated entry that spills."""
     from wnfused.kernels.triton import audit
 
     bad = fabricated("linear_forward", "norms first", PLAIN_LOOP)
@@ -360,7 +363,7 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     )
 
 
-def synthetic_rows() -> list[Row]:
+def synthetic_entries() -> list[Entry]:
     """Every shipped build; registers count up within a kernel and target, a few loops are slower than plain."""
     made, counts = [], {}
     for build in builds.builds(builds.TARGETS, tuple(builds.KERNELS)):
@@ -370,12 +373,12 @@ def synthetic_rows() -> list[Row]:
         matmul = build.kernel in builds.MATMUL_KERNELS and build.target == "sm_80"
         loop = PLAIN_LOOP | ({"LDSM.16.M88.4": 160} if slow else {})
         plain = Facts(1, 0, 1024, 0, PLAIN_LOOP) if build.plain is not None and matmul else None
-        made.append(Row(build, Facts(counts[key], 0, 1024, 0, loop if matmul else None), plain))
+        made.append(Entry(build, Facts(counts[key], 0, 1024, 0, loop if matmul else None), plain))
     return made
 
 
 def test_the_page_shows_the_worst_case_of_every_kernel_and_target():
-    every = synthetic_rows()
+    every = synthetic_entries()
     page = report.markdown(every)
     assert len(page.splitlines()) < 200
     table = [line[1:-1].split("|") for line in page.splitlines() if line.startswith("|`")]
@@ -383,7 +386,7 @@ def test_the_page_shows_the_worst_case_of_every_kernel_and_target():
     assert len(table) == len(builds.KERNELS) * len(builds.TARGETS)
     for kernel, target, registers, where, spilled, *_ in table:
         group = [r for r in every if (f"`{r.build.kernel}`", r.build.target) == (kernel, target)]
-        shipped_ = [row for row in group if row.build.mode != "plain"]
+        shipped_ = [entry for entry in group if entry.build.mode != "plain"]
         assert (int(registers), int(spilled)) == (len(shipped_), 0)
         assert where == f"{shipped_[-1].build.dtypes} {shipped_[-1].build.mode}"
     cycles = {(cells[0], cells[1]): tuple(cells[5:]) for cells in table}
@@ -403,7 +406,7 @@ def test_the_worst_case_shows_spills_and_ignores_plain_kernels():
 
 
 def test_json_keeps_every_build():
-    every = synthetic_rows()
+    every = synthetic_entries()
     stored = json.loads(report.as_json(every))
     assert [(s["kernel"], s["config"], s["dtype"], s["target"]) for s in stored] == [
         (r.build.kernel, r.build.config, str(r.build.dtypes), r.build.target) for r in every
@@ -413,14 +416,16 @@ def test_json_keeps_every_build():
 def test_the_page_compares_times_with_the_plain_layer():
     """Linear 8,4096,4096 moves W bytes: torch's weight_norm reads and writes W more each way, wnfused does not."""
     (line,) = (
-        line for line in report.markdown(synthetic_rows()).splitlines() if line.startswith("|Linear 8,4096,4096|back")
+        line
+        for line in report.markdown(synthetic_entries()).splitlines()
+        if line.startswith("|Linear 8,4096,4096|back")
     )
     assert line == "|Linear 8,4096,4096|backward|" + "|".join(["2.00 → 1.00"] * 4) + "|"
 
 
 def test_the_committed_page_has_the_layout_of_the_report():
     committed = (Path(__file__).parents[3] / "docs" / "audit.md").read_text().splitlines()
-    written = report.markdown(synthetic_rows()).splitlines()
+    written = report.markdown(synthetic_entries()).splitlines()
 
     def layout(page: list[str]) -> list[str]:
         """Prose, headings and the first two cells of the tables; verdicts and what was found may differ."""

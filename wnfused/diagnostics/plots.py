@@ -18,7 +18,7 @@ def _figure(**options: Any) -> Any:
 
 
 def _ratio_axis(panel: Any) -> None:
-    """A logarithmic axis around 1, of at least a factor of 4, with labels that also fit a short one: 0.5, 1, 2, 5."""
+    """A logarithmic axis around 1 that spans at least a factor of 4, with labels at 0.5, 1, 2, 5 if it is short."""
     from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, StrMethodFormatter
 
     panel.set_yscale("log")
@@ -32,7 +32,7 @@ def _ratio_axis(panel: Any) -> None:
 
 
 def signal(forward: Curve, backward: Curve, path: Path) -> Path:
-    """Two panels over depth on a logarithmic axis: activations and gradients."""
+    """Two panels with norms over depth on a logarithmic axis: activations and gradients."""
     figure = _figure(figsize=(8.0, 3.2), dpi=150)
     panels = figure.subplots(1, 2, sharex=True)
     for panel, curve, title in zip(
@@ -41,7 +41,7 @@ def signal(forward: Curve, backward: Curve, path: Path) -> Path:
         layers = range(1, len(curve) + 1)
         means = [mean for mean, _ in curve]
         panel.plot(layers, means, color="#1f5fa8", linewidth=1.6)
-        lower = [max(mean - std, mean * 1e-2) for mean, std in curve]  # a band that reaches zero has no logarithm
+        lower = [max(mean - std, mean * 1e-2) for mean, std in curve]  # above zero, for the logarithmic axis
         panel.fill_between(layers, lower, [mean + std for mean, std in curve], color="#1f5fa8", alpha=0.2, linewidth=0)
         panel.axhline(1.0, color="#888888", linewidth=0.8, linestyle=":")
         panel.set(title=title, xlabel="layer")

@@ -1,7 +1,7 @@
-"""Depthwise convolutions (as many groups as channels, one filter each): no matmul in them, their time is memory's.
+"""Depthwise convolutions (as many groups as channels, one filter each), which have no matmul and are bound by memory.
 
-The same three walks as in conv.py, on tiles of BLOCK_P pixels × BLOCK_C channels. Input and output channel are one, so
-the gain always multiplies the result.
+They have the three forms of conv.py, on tiles of BLOCK_P pixels × BLOCK_C channels. Input and output channel are the
+same, so the gain always multiplies the result.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Measuring plans on the GPU at hand, for ``wnfused tune``: the layers whose problems are tuned, and their timing."""
+"""Measures plans on the GPU for ``wnfused tune``: the layers whose problems are tuned, and their timing."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

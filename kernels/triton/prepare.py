@@ -1,7 +1,7 @@
-"""dy made ready for the backward GEMMs of a linear layer with a norm per output: masked by the ReLU, times g/n.
+"""Masks dy by the ReLU and multiplies it by g/n, for the backward GEMMs of a linear layer with a norm per output.
 
-dx is then a plain GEMM: a product in its loop would cost more than this pass wherever the tensor cores read their
-operands from shared memory. The same pass over dy leaves its sums, and ⟨dW, v/n⟩ where the saved output tells it.
+dx is then a plain GEMM: if the tensor cores read their operands from shared memory, a multiplication in its loop would
+cost more than this pass. The same pass computes the sums of dy and, if the saved output allows it, ⟨dW, v/n⟩.
 """
 
 import triton

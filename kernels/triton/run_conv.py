@@ -204,7 +204,7 @@ _GRID_LIMIT = 65535  # of programs along a grid's second axis
 
 
 def _takes(x: Tensor, v: Tensor, out: Tensor, geometry: tuple) -> bool:
-    """Whether the kernels serve these; else the vendor path does."""
+    """Whether the kernels support these tensors; otherwise the vendor path is used."""
     stride, *_, groups = geometry
     empty = x.numel() == 0 or v.numel() == 0 or out.numel() == 0
     pixels = max(t.shape[0] * math.prod(sizes_of(t)) for t in (x, out))  # counted in 32 bits

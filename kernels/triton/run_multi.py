@@ -1,4 +1,4 @@
-"""Launch of the multi-tensor norms: all the weights of a model that share device and dtype, in one."""
+"""Launch of the multi-tensor norms: one launch for all weights of a model with the same device and dtype."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The offline audit: every shipped kernel compiled for every target, beside the plain kernel it replaces."""
+"""The offline audit: compiles every shipped kernel for every target and compares it with the plain kernel."""
 
 from wnfused.kernels.triton.audit.entries import Entry, audit
 

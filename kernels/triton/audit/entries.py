@@ -1,4 +1,4 @@
-"""One entry of the audit: a build, what its code shows, and how it compares with the plain kernel."""
+"""One entry of the audit: a build, the facts read from its machine code, and the comparison with the plain kernel."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ class Entry:
 
     @property
     def programs(self) -> int:
-        """That fit on one processor."""
+        """How many programs fit on one processor."""
         f = self.facts
         return programs_per_processor(
             PROCESSORS[self.build.target], f.registers, f.shared_bytes, self.build.warps, f.tensor_memory

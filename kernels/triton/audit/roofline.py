@@ -1,9 +1,9 @@
 """DRAM bytes and the shortest time of a layer on each GPU: a model, not a measurement.
 
-Every kernel reads and writes each of its tensors once. What a kernel touched stays in the L2 cache, the latest tensors
-first, as long as whole tensors fit: reading it again is free, and what is overwritten there is written back once.
-A gradient that is stored with the hint to evict it first is not kept.
-A kernel takes the longer of its bytes at peak bandwidth and its products at the peak rate; launch gaps are left out.
+Every kernel reads and writes each of its tensors once. The most recently used tensors stay in the L2 cache as long as
+whole tensors fit: reading them again is free, and a tensor that is overwritten in the cache is written back once. A
+gradient that is stored with the hint to evict it first is not kept. The time of a kernel is the longer of its bytes at
+peak bandwidth and its products at the peak rate; gaps between launches are ignored.
 """
 
 from typing import NamedTuple

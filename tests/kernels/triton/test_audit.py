@@ -1,4 +1,4 @@
-"""The offline audit: a few real compilations, its checks on them and on broken entries, and the models' arithmetic."""
+"""The offline audit: a few real compilations, its checks on them and on broken entries, and its models."""
 
 import ast
 import json
@@ -48,7 +48,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
 
 def test_requirements_hold(entries):
     found = requirements.checks(entries)
-    assert len(found) == 12  # all but the one on small tiles
+    assert len(found) == 12  # all except the one on small tiles
     assert [check for check in found if not check.ok] == []
 
 
@@ -64,12 +64,10 @@ def test_facts_of_compiled_kernels(entries):
         tile, cycles_ = entry.build.tile, entry.cycles
         assert tile is not None and cycles_ is not None
         p = processors.PROCESSORS[entry.build.target]
-        assert cycles_.tensor == pytest.approx(
-            tile.m * tile.n * tile.k / p.tensor
-        )  # one tile per turn, no more, no less
+        assert cycles_.tensor == pytest.approx(tile.m * tile.n * tile.k / p.tensor)  # exactly one tile per iteration
 
 
-def test_json_has_what_it_promises(entries):
+def test_json_has_the_documented_fields(entries):
     promised = (
         "kernel config dtype target registers spill_bytes shared_bytes mma async_copies shuffles_in_loop "
         "loop_instructions plain_loop_instructions"
@@ -77,7 +75,7 @@ def test_json_has_what_it_promises(entries):
     assert set(promised.split()) <= entries[0].as_json().keys()
 
 
-def test_what_was_compiled_is_kept(entries, monkeypatch, tmp_path):
+def test_compiled_results_are_cached(entries, monkeypatch, tmp_path):
     from wnfused.kernels.triton.audit import compiled
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -139,14 +137,14 @@ def with_loop(entry: Entry, **counts: int) -> Entry:
     return replace(entry, facts=replace(entry.facts, loop=PLAIN_LOOP | counts))
 
 
-def test_layers_launch_and_move_no_more_than_they_may():
+def test_layers_stay_within_their_limits_of_launches_and_bytes():
     found = requirements.layer_checks(builds.TARGETS)
     assert len(found) == 4
     assert [check for check in found if not check.ok] == []
 
 
-def test_the_main_loop_is_not_chosen_for_its_loads():
-    """Of two loops with the same products the shorter: the guarded dx has one that also loads scales."""
+def test_the_main_loop_is_not_chosen_by_its_loads():
+    """Of two loops with equally many products the shorter is chosen: the guarded dx has one that also loads scales."""
     weights = {"M": 1000, "L": 1, "I": 0}
     loop = [Instruction(o) for o in "MLIII"]
     first = [*loop, Instruction("I", "a")]
@@ -156,7 +154,7 @@ def test_the_main_loop_is_not_chosen_for_its_loads():
     assert found == [i.opcode for i in first]
 
 
-def test_a_layer_that_launches_or_moves_too_much_is_found(monkeypatch):
+def test_a_layer_beyond_the_limits_is_found(monkeypatch):
     many = [Launch("kernel", (Access(i, 10**9),), ()) for i in range(4)]
     monkeypatch.setattr(roofline, "forward", lambda *args: many)
     monkeypatch.setattr(roofline, "backward", lambda *args: many)
@@ -186,7 +184,7 @@ SNIPPET = """
 
 
 def test_the_main_loop_of_a_listing():
-    """Code that stands behind the end and jumps back belongs to the loop; what lies between does not."""
+    """Code after the exit that jumps back belongs to the loop; the code in between does not."""
     listing = sass.parse(SNIPPET)
     assert len(natural_loops(listing)) == 2  # the trap at the end is never reached
     loop = main_loop(listing, lambda opcode: int(opcode.startswith("HMMA")))
@@ -217,7 +215,7 @@ def test_width_of_loads(opcode, width):
     assert load_width(opcode) == width
 
 
-def test_cycles_by_hand():
+def test_cycles_match_a_hand_computation():
     """Four warps on A100: 64 m16n8k16 take 8 of a quarter's cycles each; 100 FFMA at 64 lanes, 2 each."""
     build = shipped("linear_forward", "sm_80", "plain")
     found = cycles.loop_cycles({"HMMA.16816.F32.BF16": 64, "FFMA": 100, "LDS.128": 10, "UIADD3": 6}, build)
@@ -227,15 +225,15 @@ def test_cycles_by_hand():
     assert (found.total, found.bound) == (512, "tensor")
 
 
-def test_occupancy_by_hand():
+def test_occupancy_matches_a_hand_computation():
     a100 = processors.PROCESSORS["sm_80"]
     assert processors.programs_per_processor(a100, 128, 32 * 1024, 4) == 4  # 16 warps of 128 registers
     assert processors.programs_per_processor(a100, 32, 80 * 1024, 4) == 2  # shared memory
     assert processors.programs_per_processor(a100, 32, 200 * 1024, 4) == 0
 
 
-def test_bytes_by_hand():
-    """Linear 16384,4096,4096 in bf16: weights of W bytes, activations of 4 W; nothing but weights fits in A100's L2."""
+def test_bytes_match_a_hand_computation():
+    """Linear 16384,4096,4096 in bf16: weights of W bytes, activations of 4 W; only weights fit into the A100's L2."""
     layer, W, rows = Layer(16384, 4096, 4096), 2 * 4096 * 4096, 4096
 
     def cost(direction: str, variant: str) -> roofline.Cost:
@@ -249,7 +247,7 @@ def test_bytes_by_hand():
     parts = 16384 // 1024
     # g, norms; dots out and in; g, norms; dg; dy's sums out and in; db
     small = (2 + 4) + 2 * 4 * tiles + (2 + 4) + 2 + 2 * 4 * parts + 4
-    # dy, x, v, dW; dW, v, dv; dy, v, dx: the gain is dx's own, which costs no bytes
+    # dy, x, v, dW; dW, v, dv; dy, v, dx: dx applies the gain itself, at no cost in bytes
     assert cost("backward", "two steps").asked == pytest.approx(22 * W + small * rows, rel=1e-4)
     # dy, y, scaled dy; scaled dy, x, v, dv; scaled dy, v, dx: v is kept for dx, dv is not
     one_pass = cost("backward", "one pass, ReLU and no bias")
@@ -257,7 +255,7 @@ def test_bytes_by_hand():
     assert one_pass.dram == pytest.approx(30 * W, rel=1e-3)
 
 
-def test_what_stays_in_the_cache_is_free():
+def test_cached_tensors_are_free_to_read():
     write, read, other = (
         Launch("a", (), (Access(1, 60),)), Launch("b", (Access(1, 60),), ()), Launch("c", (Access(2, 50),), ()),
     )  # fmt: skip
@@ -279,7 +277,7 @@ def test_every_launched_kernel_is_audited():
 
 
 def test_roots_and_quotients_are_rounded_to_nearest():
-    """NVIDIA's quick ones, tl.sqrt and / of float32 numbers, are not; language.py has those that are."""
+    """tl.sqrt and / are fast approximations for float32 on NVIDIA GPUs; language.py has exact ones."""
     for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "indexing.py"}:
         for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
             assert not any(isinstance(node, ast.Div) for node in ast.walk(function)), function.name
@@ -287,13 +285,13 @@ def test_roots_and_quotients_are_rounded_to_nearest():
 
 
 def test_launches_of_layers_as_on_a_gpu(tmp_path):
-    """Triton's launcher specialises and compiles what the layers' own code gives it; and how many launches it takes."""
+    """Triton's launcher specialises and compiles the layers' launches; their number is as documented."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     script = Path(__file__).parents[2] / "support" / "pretend_gpu.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout)
-    assert cases["linear, few rows"][0] == ["linear_forward"]  # one pass over x and v finds the norms too
+    assert cases["linear, few rows"][0] == ["linear_forward"]  # one pass over x and v also computes the norms
     for name, (forward, backward) in cases.items():
         if not name.startswith("weight norm"):
             assert len(forward) <= 2, name
@@ -305,7 +303,7 @@ def test_launches_of_layers_as_on_a_gpu(tmp_path):
     [("weight_gradient", "two steps"), ("depthwise_weight_gradient", "as shipped"), ("finish_weight", "from splits")],
 )
 def test_gradients_past_32_bits_compile(kernel, mode, monkeypatch, tmp_path):
-    """Of transposed layers too, whose bias is summed over the far tensor: variables change their width with INDEX64."""
+    """Also for transposed layers, whose bias is summed over the far tensor: INDEX64 changes the width of variables."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build = shipped(kernel, "sm_80", mode)
     constants = {name: True if name in ("SUM_FAR", "INDEX64") else value for name, value in build.constants}
@@ -336,13 +334,13 @@ def test_wrong_arguments(argv, said, capsys, monkeypatch):
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
-def test_it_does_not_audit_the_interpreter(capsys, monkeypatch):
+def test_the_interpreter_cannot_be_audited(capsys, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert cli.main(["audit"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_command(capsys, monkeypatch, tmp_path):
+def test_the_command_line(capsys, monkeypatch, tmp_path):
     """Exit code, JSON and report, on a fabricated entry that spills."""
     from wnfused.kernels.triton import audit
 
@@ -364,7 +362,7 @@ def test_the_command(capsys, monkeypatch, tmp_path):
 
 
 def synthetic_entries() -> list[Entry]:
-    """Every shipped build; registers count up within a kernel and target, a few loops are slower than plain."""
+    """Every shipped build, with increasing register counts per kernel and target, and a few slower loops."""
     made, counts = [], {}
     for build in builds.builds(builds.TARGETS, tuple(builds.KERNELS)):
         key = (build.kernel, build.target)
@@ -393,7 +391,7 @@ def test_the_page_shows_the_worst_case_of_every_kernel_and_target():
     slowest = max(r.cycle_ratio for r in every if r.build.mode == "single pass" and r.cycle_ratio is not None)
     assert slowest > 2
     assert cycles["`linear_forward`", "sm_80"] == (f"{slowest:.2f}", "fp16 single pass")
-    assert cycles["`gather`", "sm_80"] == ("1.00", "bf16 norms first")  # of equal ones the first by name
+    assert cycles["`gather`", "sm_80"] == ("1.00", "bf16 norms first")  # the first by name among equals
     assert cycles["`gather`", "sm_90"] == ("", "")
 
 
@@ -414,7 +412,7 @@ def test_json_keeps_every_build():
 
 
 def test_the_page_compares_times_with_the_plain_layer():
-    """Linear 8,4096,4096 moves W bytes: torch's weight_norm reads and writes W more each way, wnfused does not."""
+    """Linear 8,4096,4096 moves W bytes. torch's weight_norm reads and writes W once more each, wnfused does not."""
     (line,) = (
         line
         for line in report.markdown(synthetic_entries()).splitlines()
@@ -428,7 +426,7 @@ def test_the_committed_page_has_the_layout_of_the_report():
     written = report.markdown(synthetic_entries()).splitlines()
 
     def layout(page: list[str]) -> list[str]:
-        """Prose, headings and the first two cells of the tables; verdicts and what was found may differ."""
+        """Prose, headings and the first two cells of the tables; verdicts and results may differ."""
         lines = [line for line in page if not line.startswith("Violated")]
         return [
             "|".join(line.split("|")[2 if "|ok|" in line or "|BROKEN|" in line else 1 :][:2]) or line for line in lines

@@ -20,7 +20,7 @@ LARGEST_NORM = tl.constexpr(32768.0)
 def common_factor(g, norms, N, MIXED: tl.constexpr):
     """A power of two at or above every |g/n|, which float16 gradients are divided by; 0 where that is not enough.
 
-    It is not enough where the scales lie too far apart, or (MIXED) float32 weights leave float16's range.
+    It is not enough if the scales differ too much, or (MIXED) if float32 weights leave float16's range.
     """
     index = tl.arange(0, 1024)
     largest = tl.zeros([1024], tl.float32)

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
     aligned: bool = True  # all loads can be 16 bytes wide, and all addresses fit into 32 bits
 
 
-# The forward's ways to the norms, those of linear dx to the gain and of linear dW to dv, and the vendor's library.
+# How the forward computes the norms, linear dx applies the gain and linear dW computes dv; and the vendor's library.
 MODES = ("norms first", "single pass", "in registers", "scaled first", "few rows", "two steps", "vendor")
 
 
@@ -88,7 +88,7 @@ def _tile(problem: Problem, target: Target) -> Tile:
 def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     """Each row of tiles sums Σv² again: up to four of them this is cheaper than a launch and a separate pass over v."""
     large = problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION
-    # One channel at a time (a depthwise layer) there is no matmul to save what reading across channels costs.
+    # With one channel per group (a depthwise layer) no matmul makes up for the cost of reading across channels.
     if not problem.channels_last and (large or problem.n == 1):
         return "vendor"
     if problem.kernel == "linear_dx":
@@ -104,8 +104,8 @@ def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     return "norms first"
 
 
-# A forward is split, at the price of a second launch, only where its tiles would leave more than this part of the
-# machine idle: by the roofline the sum's share of the time falls by less than a launch costs before that.
+# A forward is split, at the cost of a second launch, only if its tiles would occupy less than 1/IDLE of the processors:
+# otherwise, by the roofline, splitting saves less than a launch costs.
 IDLE = 4
 LONG_SUM = 4096
 

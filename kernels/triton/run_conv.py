@@ -312,7 +312,7 @@ def _weight_gradient(
     n, c = v.shape[0] // groups, v.shape[1]
     pixels = near[0].shape[0] * math.prod(sizes_of(near[0]))
     alone = is_depthwise(v, near[0], groups)
-    # Only a norm per row can be finished from shares; a depthwise gradient always comes in float32 shares.
+    # finish_weight supports only a norm per row; a depthwise gradient is always in float32 parts.
     splits = min(cdiv(pixels, 4096), 1024) if alone else plan.splits
     splits = splits if dim == 0 else 1
     block = 64 if alone else plan.tile.k

@@ -40,7 +40,7 @@ def _wide(*tensors: Tensor) -> bool:
 
 
 def _pixel_step(t: Tensor) -> int:
-    """From one pixel of [batch, channels, pixels…] to the next, in a dense layout: dimensions of size 1 do not tell."""
+    """The stride of pixels in a dense [batch, channels, pixels…]; that of a dimension of size 1 is meaningless."""
     return next((step for size, step in zip(t.shape[:1:-1], t.stride()[:1:-1], strict=True) if size > 1), 1)
 
 
@@ -95,7 +95,7 @@ def linear_backward(
 
 
 def _like(dw: Tensor, v: Tensor, dim: Dim) -> Tensor:
-    """dw in the memory order that ``project`` walks v in."""
+    """dw in the memory order in which ``project`` reads v."""
     ordered = in_memory_order(v, dim)
     if dw.stride() == ordered.stride():
         return dw

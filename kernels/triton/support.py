@@ -67,7 +67,7 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 @functools.cache
 def target_of(device: torch.device) -> Target:
-    """The nearest target with tiles of its own, and the device's number of processors."""
+    """The nearest target that has its own tiles, and the device's number of processors."""
     if device.type != "cuda":
         return Target("sm_80", TARGETS["sm_80"])  # the interpreter uses the plans of an A100
     properties: Any = torch.cuda.get_device_properties(device)

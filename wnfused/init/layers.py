@@ -84,7 +84,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Values:
-    """The values that a scheme sets in a layer. A number fills the whole tensor; ``b`` is ignored without a bias."""
+    """The values that a scheme sets in a layer. A number fills the whole tensor; without a bias ``bias`` is ignored."""
 
     g: Tensor | float
     v: Tensor

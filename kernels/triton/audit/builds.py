@@ -214,7 +214,7 @@ PLAIN: dict[str, dict[str, Constant]] = {
     "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None, "sums": None},
 }  # fmt: skip
 _FEW_ROWS: dict[str, Constant] = {"y": None}
-_POINTER = "a pointer"  # takes a constant None of PLAIN back
+_POINTER = "a pointer"  # replaces a constant None of PLAIN
 
 
 def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:

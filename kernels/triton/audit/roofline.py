@@ -59,7 +59,7 @@ def launches_of(layer: Layer, target: str, direction: str, variant: str) -> list
 
 
 def _theirs(layer: Layer, direction: str, variant: str) -> list[Launch]:
-    """torch's own kernels: one per product, one for the bias, one for a ReLU's mask, one for weight_norm each way."""
+    """torch's own kernels: one per product, one for the bias, one for a ReLU's mask, and one for each weight_norm."""
     pixels = layer.batch * layer.size**2
     sizes = {
         **dict.fromkeys(("x", "dx"), 2 * pixels * layer.inputs),
@@ -91,15 +91,15 @@ def _theirs(layer: Layer, direction: str, variant: str) -> list[Launch]:
 
 
 def dram_bytes(launches: list[Launch], cache: int) -> list[int]:
-    """What each launch moves from and to DRAM, with a cache of whole tensors, the latest kept."""
+    """The bytes each launch moves from and to DRAM, with a cache that keeps the most recently used whole tensors."""
     held: dict[int, int] = {}  # tensor -> bytes, oldest first
     loads = []
     for launch in launches:
-        # What is there when a launch begins is read from there, whichever of its operands comes first.
+        # Tensors that are in the cache when a launch begins are read from it, in any order of the operands.
         load = sum(a.bytes for a in launch.reads if held.get(a.tensor, 0) < a.bytes)
         for access in launch.reads:
             _keep(held, access, cache)
-        # A tensor overwritten while it is still there is paid for once, by its first writer.
+        # A tensor that is overwritten while in the cache counts once, for its first writer.
         load += sum(a.bytes for a in launch.writes if held.get(a.tensor, 0) < a.bytes)
         for access in launch.writes:
             _keep(held, access, 0 if access.tensor in launch.streamed else cache)

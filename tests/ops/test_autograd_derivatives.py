@@ -76,10 +76,10 @@ def test_every_choice_of_inputs_that_require_gradients(backend: str, sample: Sam
         results = []
         for function in (sample.own, sample.formula):
             tensors = [t.detach().requires_grad_(w) for t, w in zip(sample.tensors(), wanted, strict=True)]
-            asked = [t for t in tensors if t.requires_grad]
-            first = torch.autograd.grad(scalar(function)(*tensors), asked, create_graph=True)
-            second = torch.autograd.grad(sum(d.sin().sum() for d in first), asked, allow_unused=True)
-            zeros = [torch.zeros_like(t) for t in asked]
+            requested = [t for t in tensors if t.requires_grad]
+            first = torch.autograd.grad(scalar(function)(*tensors), requested, create_graph=True)
+            second = torch.autograd.grad(sum(d.sin().sum() for d in first), requested, allow_unused=True)
+            zeros = [torch.zeros_like(t) for t in requested]
             results.append([first, [z if d is None else d for d, z in zip(second, zeros, strict=True)]])
         assert_same(*results)
 

@@ -194,8 +194,8 @@ def test_only_requested_gradients_are_computed(backend: str, m: int) -> None:
     """The backward operator returns the other gradients undefined."""
     x, v, g, b = (None if t is None else t.detach() for t in make(m, 9, 8, 0, torch.float32))
     y, norms = torch.ops.wnfused.linear(x, v, g, b, 0, 0.0, False)
-    for asked in range(16):
-        mask = [bool(asked & bit) for bit in (1, 2, 4, 8)]
+    for requested in range(16):
+        mask = [bool(requested & bit) for bit in (1, 2, 4, 8)]
         results = torch.ops.wnfused.linear_backward(torch.ones_like(y), x, v, g, norms, None, 0, 0.0, True, mask)
         assert [t is not None for t in results] == mask
 

@@ -201,8 +201,8 @@ def test_convolution_backward_returns_requested_gradients(backend: str, name: st
     saved = (x, v, g, norms, y if relu else None)
     dy = torch.randn_like(y)
     everything = torch.ops.wnfused.convolution_backward(dy, *saved, *geometry, layer.dim, 0.0, [True] * 4)
-    for asked in range(16):
-        mask = [bool(asked & bit) for bit in (1, 2, 4, 8)]
+    for requested in range(16):
+        mask = [bool(requested & bit) for bit in (1, 2, 4, 8)]
         results = torch.ops.wnfused.convolution_backward(dy, *saved, *geometry, layer.dim, 0.0, mask)
         assert [t is not None for t in results] == mask
         for own, whole in zip(results, everything, strict=True):

@@ -30,7 +30,7 @@ BACKWARD = ("plain", "torch weight_norm", "two steps", "plain, ReLU and no bias"
 
 class Cost(NamedTuple):
     launches: int
-    asked: int  # bytes, as if there were no cache
+    uncached: int  # bytes, as if there were no cache
     dram: int  # bytes
     microseconds: float
 
@@ -40,8 +40,8 @@ def cost(layer: Layer, target: str, direction: str, variant: str) -> Cost:
     p = PROCESSORS[target]
     loads = dram_bytes(launches, int(p.l2 * 2**20))
     seconds = sum(_seconds(p, launch.products, load) for launch, load in zip(launches, loads, strict=True))
-    asked = sum(a.bytes for launch in launches for a in (*launch.reads, *launch.writes))
-    return Cost(len(launches), asked, sum(loads), seconds * 1e6)
+    uncached = sum(a.bytes for launch in launches for a in (*launch.reads, *launch.writes))
+    return Cost(len(launches), uncached, sum(loads), seconds * 1e6)
 
 
 def variants(layer: Layer, direction: str) -> tuple[str, ...]:

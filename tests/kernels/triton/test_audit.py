@@ -240,18 +240,18 @@ def test_bytes_match_a_hand_computation():
         return roofline.cost(layer, "sm_80", direction, variant)
 
     assert cost("forward", "plain").dram == 9 * W + 2 * rows
-    assert cost("forward", "norms precomputed").asked == 9 * W + (2 + 2 + 4) * rows  # bias, g, norms
+    assert cost("forward", "norms precomputed").uncached == 9 * W + (2 + 2 + 4) * rows  # bias, g, norms
     assert cost("backward", "plain").dram == 22 * W + 2 * rows  # dy W, dx; dy, x, dW; dy, db
-    assert cost("backward", "torch weight_norm").asked == 25 * W + 10 * rows
+    assert cost("backward", "torch weight_norm").uncached == 25 * W + 10 * rows
     tiles = 4096 // 128
     parts = 16384 // 1024
     # g, norms; dots out and in; g, norms; dg; dy's sums out and in; db
     small = (2 + 4) + 2 * 4 * tiles + (2 + 4) + 2 + 2 * 4 * parts + 4
     # dy, x, v, dW; dW, v, dv; dy, v, dx: dx applies the gain itself, at no cost in bytes
-    assert cost("backward", "two steps").asked == pytest.approx(22 * W + small * rows, rel=1e-4)
+    assert cost("backward", "two steps").uncached == pytest.approx(22 * W + small * rows, rel=1e-4)
     # dy, y, scaled dy; scaled dy, x, v, dv; scaled dy, v, dx: v is kept for dx, dv is not
     one_pass = cost("backward", "one pass, ReLU and no bias")
-    assert one_pass.asked == pytest.approx(31 * W, rel=1e-3)
+    assert one_pass.uncached == pytest.approx(31 * W, rel=1e-3)
     assert one_pass.dram == pytest.approx(30 * W, rel=1e-3)
 
 

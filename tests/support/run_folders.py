@@ -1,4 +1,4 @@
-"""Run directories as ``wnfused train`` writes them, for tests that read them."""
+"""Run folders as ``wnfused train`` leaves them, for tests that read them."""
 
 import json
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def diverged(number: int) -> dict[str, Any]:
 def write_run(
     folder: Path, lines: Sequence[dict[str, Any]] | None = None, *, status: str | None = "finished", **config: Any
 ) -> Path:
-    """Write a run directory; with ``status=None`` there is no result.json, as during a run."""
+    """A run folder; ``status=None`` leaves out result.json, as while the run is going."""
     lines = [epoch(n) for n in (1, 2, 3)] if lines is None else lines
     folder.mkdir(parents=True)
     settings = {"model": "resnet20", "init": "robust", "lr": 0.1, "epochs": 3, "seed": 0} | config

@@ -1,4 +1,4 @@
-"""A data set of a few small images that a tiny network can learn, and configurations that train on it quickly."""
+"""A data set of a few small images that a tiny network can learn, and configurations that train on it in no time."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CLASSES = 3
 
 
 def split(count: int, seed: int) -> Split:
-    """Noise with a bright row that marks the class, uint8 [count, 1, 6, 6]."""
+    """Noise with a bright row that tells the class, uint8 [count, 1, 6, 6]."""
     numbers = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=numbers)
     images = torch.randint(0, 120, (count, 1, 6, 6), generator=numbers, dtype=torch.uint8)
@@ -27,19 +27,19 @@ def dataset(train: int = 45, test: int = 21) -> Dataset:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, images: Dataset | None = None) -> None:
-    """Make ``data.load`` return the tiny images, and draw no plots, which would take longer than these runs."""
+    """``data.load`` gives the tiny images, and no plots are drawn, which takes longer than these runs."""
     tiny = images or dataset()
     monkeypatch.setattr(data, "load", lambda name, **options: tiny)
     monkeypatch.setattr(run, "_plot", lambda path, progress: None)
 
 
 def use_for_good() -> None:
-    """The same, for a separate process."""
+    """The same, in a process of its own."""
     use(pytest.MonkeyPatch())
 
 
 def config(**changes: Any) -> Config:
-    """41 training images in 5 batches, the last one of 5 images, and 4 validation images."""
+    """41 training images in 5 batches, of which the last has 5, and 4 to validate with."""
     settings: dict[str, Any] = {
         "model": "mlp-2-12", "epochs": 4, "batch_size": 9, "lr": 0.05, "validation": 0.1, "seed": 3, "crop": 1,
         "flip": True, "device": "cpu",

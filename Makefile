@@ -48,7 +48,7 @@ format: setup ## format the code and apply the safe fixes
 
 test: setup lint ## lint, build the native kernels and run the tests
 	@echo "==> building the native CPU kernels"
-	@$(BIN)/wnfused build || echo "==> continuing without them: falling back to the torch backend"
+	@$(BIN)/wnfused build || echo "==> continuing without them, with the torch backend"
 	@echo "==> running the tests"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
@@ -56,27 +56,27 @@ test-triton: setup ## run the operators' own tests on the Triton kernels, in tri
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
 	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
-test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of in the interpreter
+test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter
 	@echo "==> testing the Triton kernels on a GPU"
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
 	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
 
 train: setup ## train a deep weight-normalized network from three initializations (ARGS="--preset smoke": another run)
 	@echo "==> building the native CPU kernels"
-	@$(BIN)/wnfused build || echo "==> continuing without them: falling back to the torch backend"
+	@$(BIN)/wnfused build || echo "==> continuing without them, with the torch backend"
 	@echo "==> wnfused train"
 	@$(BIN)/wnfused train $(ARGS)
 
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
-	@echo "==> measuring (leave the machine alone meanwhile)"
+	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
 
 bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm, batch norm, no normalization
-	@echo "==> measuring (leave the machine alone meanwhile)"
+	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.training $(ARGS)
 
-bench-gpu: setup ## measure the layers on the GPU at hand
-	@echo "==> measuring on a GPU (leave the machine alone meanwhile)"
+bench-gpu: setup ## measure the layers on a GPU
+	@echo "==> measuring on a GPU (do not use the machine meanwhile)"
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 

@@ -53,7 +53,7 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, seconds: float
 def _under_autocast(step: Callable[[], None], device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
     """Run the step under autocast and wait for the GPU, so that more than the launches is measured.
 
-    Every step enters autocast anew, as training does: an outer autocast would cache the plain layer's cast weight.
+    Every step enters autocast again, as training does: an outer autocast would cache the plain layer's cast weight.
     """
 
     def synchronized() -> None:

@@ -1,1 +1,1 @@
-"""The tests, folder by folder as the package has them; what several share is in support."""
+"""The tests, in the same directories as the package; ``support`` holds what several of them share."""

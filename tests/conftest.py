@@ -1,8 +1,9 @@
-"""Shared by all tests: seeds, NaN in fresh memory, threads, and the two ways the operators can be reached."""
+"""Shared by all tests: seeds, NaN in new memory, threads, and the backends of the operators."""
 
 import os
 
-# Some virtual machines advertise AMX without having it, and oneDNN's bf16 matmul dies there; read before torch starts.
+# Some virtual machines advertise AMX without having it, and oneDNN's bf16 matmul crashes. Must be set before torch
+# loads.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are imported; `make test-gpu` sets it to 0
@@ -19,7 +20,7 @@ import wnfused
 from tests.support.chosen_backends import BACKENDS
 from wnfused.ops.backends import native
 
-# Several processes share the cores (make test); two threads each still run what is parallel in parallel.
+# Several processes share the cores (make test); two threads each still cover the parallel code.
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(2)
 
@@ -34,7 +35,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _poisoned() -> Iterator[None]:
-    """``torch.empty`` is filled with NaN, so a result that depends on memory nobody wrote shows itself."""
+    """Fill ``torch.empty`` with NaN, so that results that depend on uninitialized memory fail."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -44,7 +45,7 @@ def _poisoned() -> Iterator[None]:
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """For tiny tensors a second thread only waits, and on a busy machine it waits for ten times as long."""
+    """Use one thread: for tiny tensors a second one only waits, ten times as long on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -53,14 +54,14 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def _compiled_afresh() -> Iterator[None]:
-    """Nothing compiled by another test, and nothing left to the next."""
+    """Discard what other tests compiled, before and after the test."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
 
 
 def _skip_without_compiler(error: wnfused.BackendUnavailable) -> None:
-    """On a machine that cannot build the native kernels, what needs them is skipped with the reason, not failed."""
+    """On a machine that cannot build the native kernels, skip the tests that need them, with the reason."""
     if native.why_not(torch.device("cpu")) is not None:
         pytest.skip(str(error))
 
@@ -91,6 +92,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def one_backend() -> Iterator[None]:
-    """What is traced does not depend on the backend: one of them is enough where tracing takes all the time."""
+    """One backend is enough for tests of tracing, because the traced graph does not depend on it."""
     with wnfused.backend(os.environ.get("WNFUSED_BACKEND") or "native"):
         yield

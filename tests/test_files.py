@@ -19,7 +19,7 @@ def interrupted_write(path: Path) -> None:
         raise KeyboardInterrupt
 
 
-def test_a_file_appears_whole(tmp_path: Path) -> None:
+def test_a_file_appears_atomically(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with atomic_write(path) as file:
         file.write(b"half")
@@ -28,7 +28,7 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == b"half and half" and names(tmp_path) == ["file"]
 
 
-def test_what_was_there_survives_an_error(tmp_path: Path) -> None:
+def test_an_error_keeps_the_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomically(path, b"before")
     with pytest.raises(KeyboardInterrupt):
@@ -36,7 +36,7 @@ def test_what_was_there_survives_an_error(tmp_path: Path) -> None:
     assert path.read_bytes() == b"before" and names(tmp_path) == ["file"]
 
 
-def test_errors_of_the_file_system_come_through(tmp_path: Path) -> None:
+def test_errors_of_the_file_system_are_raised(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "missing" / "file", b"")
     (tmp_path / "directory").mkdir()
@@ -51,7 +51,7 @@ def hold(path: Path, held: object, release: object) -> None:
         release.wait(60)
 
 
-def test_a_lock_is_exclusive_and_dies_with_its_holder(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive_and_released_with_its_process(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     held, release = context.Event(), context.Event()
     process = context.Process(target=hold, args=(tmp_path / "lock", held, release))

@@ -1,4 +1,4 @@
-"""What users install: wheel, source distribution and editable install, each used from outside the checkout."""
+"""Wheel, source distribution and editable install, each used from outside the checkout."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def files_of_rooms(pattern: str) -> set[str]:
-    """Files of the checkout that match, by the path they are imported or read under."""
+    """The matching files of the checkout, as paths in the installed package."""
     return {
         (Path(*name.split(".")) / path.relative_to(folder)).as_posix()
         for name, folder in ROOMS.items()
@@ -58,7 +58,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkout(place: Path) -> Path:
-    """A copy, so that building leaves nothing behind in the tree and takes nothing stale from it."""
+    """A copy of the checkout, so that building neither changes the tree nor uses stale files from it."""
     copy = place / "checkout"
     ignore = shutil.ignore_patterns("__pycache__")
     for folder in ROOMS.values():
@@ -78,7 +78,7 @@ def sdist(place: Path, checkout: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(place: Path, sdist: Path) -> Path:
-    """Built from the source distribution, as an index's users would, so that it proves both complete."""
+    """Built from the source distribution, which shows that both are complete."""
     with tarfile.open(sdist) as archive:
         archive.extractall(place / "unpacked", filter="data")
     (source,) = (place / "unpacked").iterdir()
@@ -108,7 +108,7 @@ def test_every_folder_with_code_is_a_listed_package():
     assert sorted(listed) == sorted(folders)
 
 
-def test_sdist_and_wheel_hold_every_file_the_package_needs(sdist, wheel):
+def test_sdist_and_wheel_contain_every_file_of_the_package(sdist, wheel):
     kinds = ("*.py", "*.cpp", "*.h", "*.css", "*.html")
     needed = set().union(*map(files_of_rooms, kinds)) | {"wnfused/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
@@ -193,7 +193,7 @@ def test_api_page_names_the_whole_public_api():
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_are_valid(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
@@ -202,8 +202,8 @@ def test_links_between_pages_lead_somewhere(page):
         assert len(links) > 15
 
 
-def test_readme_speed_is_that_of_the_committed_results():
-    """Each row's figures, and the worst row of the layers' table is on the front page."""
+def test_readme_speed_matches_the_committed_results():
+    """All figures match, and the worst row of the layers' table is on the front page."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     layers = json.loads((ROOT / "benchmarks/results/layers.json").read_text(encoding="utf-8"))["results"]
     steps = json.loads((ROOT / "benchmarks/results/training.json").read_text(encoding="utf-8"))["steps"]

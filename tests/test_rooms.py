@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 
-# What a word of the table means in code: the modules and names under which it is known.
+# The words of the table in code: the modules and names that each stands for.
 WORDS = {
     "autograd": (
         "torch.autograd",
@@ -62,7 +62,7 @@ MUST_NOT_KNOW = {
 }
 FLOW = ["cli", "experiments", "train", "models", "nn", "functional", "ops", "kernels"]
 
-# Doors between the rooms: the public names, `python -m wnfused`, and the docstring of the kernels.
+# Modules outside the rooms: the public names, `python -m wnfused`, and the docstring of the kernels.
 DOORS = {"wnfused/__init__.py", "wnfused/__main__.py", "kernels/__init__.py"}
 MODULES = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -72,7 +72,7 @@ MODULES = {
 
 
 def dotted(path: str) -> str:
-    """The name a file or a room of the checkout is imported under: ``kernels/cpu/`` is ``wnfused.kernels.cpu``."""
+    """The import name of a file or room of the checkout: ``kernels/cpu/`` is ``wnfused.kernels.cpu``."""
     name = path.removesuffix(".py").removesuffix("/").removesuffix("/__init__").replace("/", ".")
     return f"wnfused.{name}" if name.split(".")[0] == "kernels" else name
 
@@ -82,10 +82,10 @@ def is_under(name: str, prefix: str) -> bool:
 
 
 def names_known(path: str, source: str) -> Iterator[str]:
-    """The full name of all that a module imports, and of each attribute that it reads from an import.
+    """The full names of all imports of a module, and of the attributes that it reads from them.
 
-    Imports inside functions count: they put off the loading, not the knowledge. So do those under ``TYPE_CHECKING``:
-    a signature that names another room's type depends on that room.
+    Imports inside functions count: they delay the loading but are still a dependency. So do imports under
+    ``TYPE_CHECKING``: a signature with another room's type depends on that room.
     """
     tree = ast.parse(source)
     package = dotted(path).split(".") if path.endswith("__init__.py") else dotted(path).split(".")[:-1]
@@ -119,12 +119,12 @@ def names_known(path: str, source: str) -> Iterator[str]:
 
 
 def room_of(name: str) -> str | None:
-    """The room that a full name is in; None for the doors and for what is not of this project."""
+    """The room that contains a full name; None for modules outside the rooms and for other projects."""
     return next((room for room in MUST_NOT_KNOW if is_under(name, dotted(room))), None)
 
 
 def forbidden(path: str, source: str, words: set[str]) -> list[str]:
-    """The names a module knows that ``words`` cover."""
+    """The imported names of a module that ``words`` forbid."""
     prefixes = [prefix for word in words for prefix in WORDS[word]]
     return sorted(
         f"{path}: {name}"
@@ -134,7 +134,7 @@ def forbidden(path: str, source: str, words: set[str]) -> list[str]:
 
 
 def rows_of_contributing() -> dict[str, set[str]]:
-    """CONTRIBUTING's table, a path each: ``a/b.py``, ``c.py`` in one row are a/b.py and a/c.py."""
+    """CONTRIBUTING's table by path; ``a/b.py``, ``c.py`` in one row stand for a/b.py and a/c.py."""
     table = CONTRIBUTING.split("| room | holds | must not know |")[1].split("\n\n")[0]
     rows = {}
     for line in table.splitlines()[2:]:
@@ -147,14 +147,14 @@ def rows_of_contributing() -> dict[str, set[str]]:
     return rows
 
 
-def test_the_table_is_that_of_CONTRIBUTING() -> None:
+def test_the_table_matches_CONTRIBUTING() -> None:
     package = {
         path: words for path, words in rows_of_contributing().items() if path.startswith(("wnfused/", "kernels/"))
     }
     assert package == MUST_NOT_KNOW
 
 
-def test_the_direction_of_the_data_is_that_of_CONTRIBUTING() -> None:
+def test_the_order_of_the_rooms_matches_CONTRIBUTING() -> None:
     sentence = re.search(r"Data flows one way: ([^.]+)\.", CONTRIBUTING)
     assert sentence
     assert re.split(r"\s*→\s*", sentence[1]) == FLOW
@@ -171,7 +171,7 @@ def test_every_room_has_a_module() -> None:
 
 
 @pytest.mark.parametrize("room", MUST_NOT_KNOW)
-def test_no_module_knows_what_its_room_must_not(room: str) -> None:
+def test_no_module_imports_what_its_room_must_not_know(room: str) -> None:
     modules = {path: source for path, source in MODULES.items() if room_of(dotted(path)) == room}
     assert [name for path, source in modules.items() for name in forbidden(path, source, MUST_NOT_KNOW[room])] == []
 
@@ -188,8 +188,8 @@ def test_data_flows_one_way(word: str) -> None:
     assert [name for path, source in modules.items() for name in forbidden(path, source, before)] == []
 
 
-def test_no_rooms_import_each_other_in_a_circle() -> None:
-    """The rooms that the chain does not name (initialization, data, reports, …) have a direction as well.
+def test_no_circular_imports_between_rooms() -> None:
+    """Also among the rooms that the chain does not name (initialization, data, reports, …).
 
     The package itself counts as a room: a room that ``import wnfused`` loads must not use ``wnfused.…`` in turn.
     """
@@ -205,7 +205,7 @@ def test_no_rooms_import_each_other_in_a_circle() -> None:
 
 
 def test_the_package_imports_nothing_from_outside_it() -> None:
-    """What users install has no tests, benchmarks or examples; the kernels are wnfused.kernels, not kernels."""
+    """The installed package has no tests, benchmarks or examples; the kernels are wnfused.kernels, not kernels."""
     outside = ("tests", "benchmarks", "examples", "kernels")
     known = [(path, name) for path, source in MODULES.items() for name in set(names_known(path, source))]
     assert [found for found in known if found[1].split(".")[0] in outside] == []
@@ -246,7 +246,7 @@ def test_an_import_is_found(source: str, known: str) -> None:
         ("wnfused/nn/base.py", "from wnfused.kernels.triton import rows"),
     ],
 )
-def test_forbidden_knowledge_is_reported(path: str, source: str) -> None:
+def test_forbidden_imports_are_reported(path: str, source: str) -> None:
     room = room_of(dotted(path))
     assert room
     assert forbidden(path, source, MUST_NOT_KNOW[room])

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and locks between processes that die with their holder."""
+"""Atomic writes of files, and locks between processes that are released when their process ends."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -13,9 +13,9 @@ class Locked(Exception):
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that takes its name when it is complete and on the disk.
+    """A context that yields a temporary file and renames it to ``path`` when it is complete and on disk.
 
-    If the block raises, nothing changes at ``path`` and the temporary file is removed.
+    If the block raises, ``path`` is not changed and the temporary file is removed.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -37,7 +37,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes a rename in it durable."""
+    """Make a rename in ``directory`` durable."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except OSError:  # Windows cannot open a directory
@@ -51,10 +51,10 @@ def _sync_directory(directory: Path) -> None:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Holds an exclusive lock on ``path``, which is created if needed.
+    """Hold an exclusive lock on ``path``, which is created if needed.
 
-    If another process holds it, calls ``on_wait`` once and waits; with ``wait=False`` it raises ``Locked`` instead.
-    Windows has no such locks: nothing is locked there.
+    If another process holds it, call ``on_wait`` once and wait; with ``wait=False`` raise ``Locked`` instead. On
+    Windows, which lacks ``fcntl``, nothing is locked.
     """
     with path.open("ab") as handle:
         try:

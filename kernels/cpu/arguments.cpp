@@ -10,9 +10,9 @@
 namespace wnfused {
 namespace {
 
-constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();  // of a stride, padding or dilation
+constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();  // the largest stride, padding or dilation
 
-// The operator's name and the argument's, as every message begins.
+// The operator's and the argument's name, with which every message begins.
 struct Where {
   const char* op;
   const char* name;
@@ -33,7 +33,7 @@ void check_floating(Where at, const Tensor& t) {
   TORCH_CHECK_TYPE(t.layout() == at::kStrided, at, "expected a dense (strided) tensor, got ", t.layout());
 }
 
-// A floating tensor on v's device. float32 and the 16-bit types may meet, as under autocast; float64 meets only itself.
+// A floating tensor on v's device. float32 and 16-bit types may be mixed, as under autocast; float64 may not.
 void check_beside_v(Where at, const Tensor& t, const Tensor& v) {
   check_floating(at, t);
   TORCH_CHECK_VALUE(t.device() == v.device(), at, "expected device ", v.device(), " like v, got ", t.device());
@@ -79,7 +79,7 @@ void check_norms(const char* op, const Tensor& norms, const Tensor& v, const Ten
   check_shape({op, "norms"}, norms, g.sizes());
 }
 
-// dy and, where a ReLU was fused, the output y: both shaped as the forward's output and in x's dtype.
+// dy and, with a fused ReLU, the output y. Both have the shape of the forward's output and the dtype of x.
 void check_output_side(const char* op, const Tensor& dy, const MaybeTensor& y, const Tensor& x, at::IntArrayRef shape) {
   check_beside_v({op, "dy"}, dy, x);
   check_dtype({op, "dy"}, dy, x.scalar_type());
@@ -119,7 +119,7 @@ void check_channels(const char* op, const Tensor& x, const Tensor& v, const Geom
     TORCH_CHECK_VALUE(x.size(d) > 0, Where{op, "x"}, "expected non-empty spatial dimensions, got shape ", x.sizes());
 }
 
-// The output's size in spatial dimension i; 0 or less where nothing is left. 128 bits hold every product.
+// The output's size in spatial dimension i; 0 or less if the output is empty. 128 bits hold every product.
 __int128 output_size(const Tensor& x, const Tensor& v, const Geometry& g, int64_t i) {
   const __int128 size = x.size(i + 2), reach = static_cast<__int128>(g.dilation[i]) * (v.size(i + 2) - 1) + 1;
   if (g.transposed) return (size - 1) * g.stride[i] - 2 * static_cast<__int128>(g.padding[i]) + reach + g.output_padding[i];

@@ -1,5 +1,5 @@
-// What every operator requires of its arguments. The Python functions check theirs before they call an operator; exported
-// graphs, AOTInductor and C++ callers come straight to the operator, and a kernel must never read past a tensor's end.
+// Argument checks of the operators. The Python functions check their arguments before they call an operator, but exported
+// graphs, AOTInductor and C++ callers call it directly, and a kernel must never read past the end of a tensor.
 // wnfused/ops/arguments.py has the same rules for the fakes and for the other backends.
 #pragma once
 

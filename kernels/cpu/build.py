@@ -1,8 +1,8 @@
 """Builds a native library from C++ sources with the machine's own compiler, once, into torch's extension cache.
 
-One folder per fingerprint of sources, torch and CPU, so a change of any of them builds anew and nothing stale loads.
-A file lock makes processes that start together wait for one build; it dies with its holder, so a killed build blocks
-nobody. The library appears by an atomic rename.
+Each fingerprint of sources, torch and CPU has its own directory, so a change of any of them triggers a new build and no
+stale library is loaded. A file lock makes processes that start together wait for one build; the lock ends with its
+process, so a killed build does not block others. The finished library is put in place by an atomic rename.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class BuildError(RuntimeError):
 
 
 def cache_root() -> Path:
-    """Torch's extension cache: ``TORCH_EXTENSIONS_DIR``, or its default place."""
+    """Torch's extension cache: ``TORCH_EXTENSIONS_DIR``, or its default location."""
     chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
     if chosen:
         return Path(chosen)
@@ -53,7 +53,7 @@ def _compile_flags() -> list[str]:
 
 
 def library_path(name: str, sources: Sequence[Path]) -> Path:
-    """Where the library with exactly these sources, this torch and this CPU is, or would be."""
+    """The path of the library for these sources, this torch and this CPU, which need not exist yet."""
     digest = hashlib.sha256()
     headers = [h for folder in _INCLUDES for h in sorted(folder.glob("*.h"))]
     for file in (*sources, *headers):
@@ -64,7 +64,7 @@ def library_path(name: str, sources: Sequence[Path]) -> Path:
 
 
 def compiler() -> str:
-    """The C++ compiler: ``CXX``, which may carry arguments, or the first of c++, g++ and clang++ on the path."""
+    """The C++ compiler: ``CXX``, which may include arguments, or the first of c++, g++ and clang++ on the path."""
     given = os.environ.get("CXX", "")
     wanted = [given] if shutil.which(given) else shlex.split(given)
     for candidate in wanted[:1] or ("c++", "g++", "clang++"):
@@ -74,7 +74,7 @@ def compiler() -> str:
 
 
 def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
-    """The path of the library, built now if it is not there."""
+    """Build the library unless it exists, and return its path."""
     target = library_path(name, sources)
     if target.exists():
         return target
@@ -86,7 +86,7 @@ def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
             if not target.exists():
                 _compile(compiler(), sources, target)
     except OSError as error:
-        raise BuildError(f"cache folder {target.parent} is not usable: {error.strerror or error}") from error
+        raise BuildError(f"cache directory {target.parent} is not usable: {error.strerror or error}") from error
     return target
 
 
@@ -96,13 +96,13 @@ def _say(text: str) -> None:
 
 
 def _say_waiting() -> None:
-    _say("waiting for another process that builds the native CPU kernels …\n")
+    _say("waiting for another process to build the native CPU kernels …\n")
 
 
 def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
-    _say("building the native CPU kernels, once, in about a minute … ")
+    _say("building the native CPU kernels (once, about a minute) … ")
     start = time.monotonic()
-    for leftover in target.parent.glob("tmp*"):  # of a build that was killed; the lock is ours
+    for leftover in target.parent.glob("tmp*"):  # from a killed build; no other build can be running under the lock
         shutil.rmtree(leftover, ignore_errors=True)
     command = shlex.split(cxx)
     root = Path(torch.__file__).parent
@@ -113,7 +113,7 @@ def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
         commands = [[*command, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]
         try:
             _run_all(commands)
-            # No -fopenmp here: its runtime must be the one torch has loaded, not a second one with threads of its own.
+            # No -fopenmp here: the library must use the OpenMP runtime that torch has loaded, not load a second one.
             undefined = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
             library = Path(folder) / target.name
             link = [*command, "-shared", *map(str, objects), "-o", str(library), *undefined]
@@ -126,7 +126,7 @@ def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
 
 
 def _run_all(commands: list[list[str]]) -> None:
-    """Runs the commands side by side, as many as there are cores; none outlives a failure or an interrupt."""
+    """Run the commands in parallel, one per core; after a failure or an interrupt all are stopped."""
     waiting, running = list(commands), list[subprocess.Popen[str]]()
     try:
         while waiting or running:

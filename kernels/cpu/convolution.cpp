@@ -1,5 +1,5 @@
-// Convolutions: those of direct.h where they apply; elsewhere torch's own kernels do the sums, and the gain goes to whichever
-// is smallest of the weight, the output and, where the norm runs along the input channels, the input.
+// Convolutions. Those that direct.h does not support use torch's own kernels, and the gain is applied to the smallest of the
+// weight, the output and, if there is one norm per input channel, the input.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/convolution.h>
@@ -23,8 +23,8 @@ namespace {
 
 enum class Side { kWeight, kOutput, kInput };
 
-// Scaling an activation takes more passes, forward and backward, than writing the scaled weight does, and a second call of
-// the backward convolution, whose launch alone outweighs a small weight.
+// Scaling an activation takes more passes, forward and backward, than writing the scaled weight, and a second call of the
+// backward convolution, whose fixed cost exceeds the cost of scaling a small weight.
 constexpr int64_t kPasses = 4, kSmallWeight = 65536;
 
 bool on_output(const Geometry& geometry, Dim dim) {
@@ -35,8 +35,8 @@ bool on_input(const Geometry& geometry, Dim dim) {
   return !dim || (geometry.transposed ? *dim == 0 : *dim == 1 && geometry.groups == 1);
 }
 
-// The side that takes the gain, from sizes alone. 16-bit results would be rounded once more if they were scaled after the
-// sum, and so always take the scaled weight.
+// The tensor that takes the gain, chosen by size. 16-bit types always use the scaled weight, because scaling the result would
+// round it a second time.
 Side choose(const Tensor& x, const Tensor& v, const Tensor& g, int64_t output, const Geometry& geometry, Dim dim) {
   const bool wide = v.scalar_type() == at::kFloat || v.scalar_type() == at::kDouble;
   if (!wide || x.scalar_type() != v.scalar_type() || g.scalar_type() != v.scalar_type()) return Side::kWeight;
@@ -46,7 +46,7 @@ Side choose(const Tensor& x, const Tensor& v, const Tensor& g, int64_t output, c
   return Side::kWeight;
 }
 
-// The output's shape, from shapes alone: the choice is made before the convolution runs.
+// The output's shape, computed before the convolution runs, because the choice depends on it.
 std::vector<int64_t> output_shape(const Tensor& x, const Tensor& v, const Geometry& g) {
   std::vector<int64_t> shape{x.size(0), g.transposed ? v.size(1) * g.groups : v.size(0)};
   for (int64_t d = 2; d < x.dim(); ++d) {
@@ -62,7 +62,7 @@ std::vector<T> channel_scales(const Tensor& g, const Tensor& norms, int64_t chan
   const Tensor gc = g.contiguous();
   const T *gp = gc.const_data_ptr<T>(), *np = norms.const_data_ptr<T>();
   std::vector<T> s(channels);
-  const int64_t step = norms.numel() == 1 ? 0 : 1;  // one norm for everything serves every channel
+  const int64_t step = norms.numel() == 1 ? 0 : 1;  // a single norm applies to every channel
   for (int64_t c = 0; c < channels; ++c) s[c] = over(gp[c * step], np[c * step]);
   return s;
 }
@@ -86,7 +86,7 @@ inline void affine_channels(T* to, const T* from, int64_t channels, const T* s, 
   });
 }
 
-// to = from * s[channel] (+ bias[channel], ReLU), in from's own memory order: contiguous or channels-last.
+// to = from * s[channel] (+ bias[channel], ReLU), in the memory order of `from`: contiguous or channels-last.
 void scale_channels(Tensor& to, const Tensor& from, const Tensor& g, const Tensor& norms, const Tensor& bias, bool relu) {
   const int64_t channels = from.size(1), pixels = from.numel() / std::max<int64_t>(1, from.size(0) * channels);
   AT_DISPATCH_FLOATING_TYPES(from.scalar_type(), "wn_convolution", [&] {
@@ -112,7 +112,7 @@ void scale_channels(Tensor& to, const Tensor& from, const Tensor& g, const Tenso
   });
 }
 
-// t itself if its channels are all outermost or all innermost in memory, else a contiguous copy.
+// t itself if its channels are outermost or innermost in memory, else a contiguous copy.
 Tensor in_order(const Tensor& t) {
   const auto format = t.suggest_memory_format();
   return t.is_contiguous(format) ? t : t.contiguous(format);
@@ -137,8 +137,8 @@ std::tuple<Tensor, Tensor, Tensor> convolve_backward(const Tensor& dy, const Ten
                                   g.output_padding, g.groups, mask);
 }
 
-// One signal shorter than the weight's rows, as vocoders have it: as a matmul with the signal's patches the sums take two
-// thirds of the time that the convolution needs, which reorders a large weight and its gradient on every call.
+// A single signal that is shorter than the weight's rows, as in vocoders: a matmul with the signal's patches takes two thirds
+// of the time of torch's convolution, which reorders a large weight and its gradient on every call.
 bool as_matmul(const Tensor& x, const Tensor& v, const Geometry& g) {
   return !g.transposed && g.groups == 1 && x.size(0) == 1 && x.dim() <= 4 && x.is_contiguous() && v.is_contiguous();
 }
@@ -162,7 +162,7 @@ struct Patches {
   int64_t pixels() const { return out_h * out_w; }
   int64_t size() const { return channels * kernel_h * kernel_w; }
 
-  // body(place in the image, place in the patch) for every element of pixel's patch in one channel that is not padding.
+  // Calls body(image index, patch index) for every element of the pixel's patch in one channel that is not padding.
   template <typename Body>
   void visit(int64_t pixel, int64_t channel, const Body& body) const {
     const int64_t top = pixel / out_w * stride_h - pad_h, left = pixel % out_w * stride_w - pad_w;
@@ -191,7 +191,7 @@ Tensor patches(const Tensor& x, const Patches& at) {  // [pixels, channels * ker
   return out;
 }
 
-// The sum of all patches, each at its place: the transpose of patches().
+// Adds all patches into the image: the transpose of patches().
 Tensor unpatched(const Tensor& columns, const Tensor& x, const Patches& at) {
   Tensor dx = at::zeros(x.sizes(), x.options());
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "wn_convolution", [&] {
@@ -268,7 +268,7 @@ Gradients convolution_backward(const Tensor& dy_any, const Tensor& x, const Tens
   }
   Side side = choose(x, v, g, dy.numel(), geometry, dim);
   if (side != Side::kWeight && !all_moderate(norms)) side = Side::kWeight;
-  // Torch sums the bias gradient beside dw for free, but in dy's own type.
+  // Torch sums the bias gradient together with dw at no cost, but in dy's dtype.
   const bool db_beside_dw = want_db && want_dw && dy.scalar_type() == at::toOpMathType(dy.scalar_type());
   Tensor dx, dw, dv, dg, db;
   if (side == Side::kWeight) {

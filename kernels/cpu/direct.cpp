@@ -15,11 +15,11 @@
 namespace wnfused {
 namespace {
 
-constexpr int64_t kSmallWeight = 65536;  // elements that stay in cache from image to image
-constexpr int64_t kMostStretch = 4;      // dx adds up the zeros between dy's pixels: so many times its pixels at most
-constexpr int64_t kReuse = 128;          // pixels that a larger weight should meet
+constexpr int64_t kSmallWeight = 65536;  // elements of a weight that stays in cache from image to image
+constexpr int64_t kMostStretch = 4;      // dx also sums the zeros between dy's pixels: the largest factor that is worth it
+constexpr int64_t kReuse = 128;          // the fewest pixels for which a larger weight is worth it
 
-// How the filters lie: filter r, channel c, tap t at r * row + c * channel + t, or with the taps in reverse.
+// The layout of the filters: filter r, channel c, tap t is at r * row + c * channel + t, or with the taps in reverse.
 struct Filters {
   const float* data;
   int64_t row, channel;
@@ -43,8 +43,8 @@ struct Convolution {
       taps.push_back({f.reversed ? s.taps() - 1 - t : t, copies.tap(t / s.kernel_w, t % s.kernel_w)});
   }
 
-  // Rows [begin, end) of the outputs of some images, whose copies are ready. A sum is cut into chunks of channels: in
-  // one long chain of additions it would lose digits.
+  // Computes rows [begin, end) of the outputs of some images from their copies. A sum is split into chunks of channels,
+  // because one long chain of additions would lose digits.
   void run(float* out, const float* ready, int64_t images, int64_t begin, int64_t end) const {
     const int64_t chunk = std::max<int64_t>(1, kChain / s.taps());
     if (by_channel()) {
@@ -57,8 +57,8 @@ struct Convolution {
     }
   }
 
-  // Large filters whose channels lie further apart than their rows are walked a few channels at a time for all rows:
-  // what is read lies together then.
+  // Large filters whose channels are further apart in memory than their rows are processed a few channels at a time for
+  // all rows, so that consecutive reads are close together.
   bool by_channel() const { return filters.channel > filters.row && s.rows * s.channels * s.taps() > kSmallWeight; }
 
  private:
@@ -66,7 +66,7 @@ struct Convolution {
     int64_t image, pixel, count, row, rows;
   };
 
-  // All rows of a few pixels in turn: those pixels' part of the copies stays in cache meanwhile.
+  // All rows for a few pixels at a time, so that their part of the copies stays in cache.
   template <typename Body>
   void for_blocks(int64_t images, int64_t begin, int64_t end, const Body& body) const {
     const int64_t pixels = s.out_pixels(), block = block_vectors(pixels) * kVec;
@@ -104,8 +104,8 @@ struct Convolution {
   }
 };
 
-// The whole convolution: images shared out among the threads, and the rows of each where there are too few images.
-// in_scale scales the channels of the input on their way into the copies.
+// The whole convolution. Threads share the images or, if there are too few images, the rows of each image. in_scale scales
+// the channels of the input while they are copied.
 void convolve(float* out, const float* in, const float* in_scale, const Shape& s, const Filters& filters,
               const Epilogue& epilogue) {
   const Convolution convolution(s, filters, epilogue);
@@ -137,7 +137,7 @@ bool is_direct(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry
   if (!x.is_contiguous() || !v.is_contiguous()) return false;
   const Shape s = shape_of(x, v, geometry);
   if (s.stride_h * s.stride_w > (backward ? kMostStretch : 1)) return false;
-  // A large weight that meets few pixels is a matter of memory, not of sums: others do that in fewer passes.
+  // A large weight with few pixels is bound by memory, and the other paths make fewer passes over it.
   return s.out_pixels() >= kVec && (v.numel() < kSmallWeight || s.batch * s.out_pixels() >= kReuse);
 }
 

@@ -1,7 +1,6 @@
-// Direct convolutions of contiguous float images and signals: one group, a norm per output channel. The
-// weight is read where it lies; the gain is applied to the sums (forward), to the copies of dy that dx needs anyway,
-// and to dw while it becomes dv. So the normalized weight exists nowhere, and no operand is brought into a blocked
-// order and back.
+// Direct convolutions of contiguous float images and signals, with one group and one norm per output channel. The weight is
+// read in place. The gain is applied to the sums (forward), to the copies of dy that dx needs anyway, and to dw while it is
+// turned into dv. The normalized weight is never written, and no operand is reordered into a blocked layout.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +12,8 @@
 
 namespace wnfused {
 
-// From dtypes, memory order and sizes alone; the norms have to be moderate besides (weight_norm.h: all_moderate).
-// Forward the stride has to be 1, backward it may be small.
+// Whether dtypes, memory order and sizes are supported. The norms must also be moderate (weight_norm.h: all_moderate). The
+// forward requires stride 1; the backward supports small strides.
 bool is_direct(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim, bool backward);
 
 Tensor direct_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms, const Tensor& bias,

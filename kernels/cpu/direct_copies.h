@@ -14,9 +14,9 @@ inline void clear(float* to, int64_t n) {
   for_lanes<float>(n, [&](int64_t i, auto count) { store_lane(to + i, Vec(0), count); });
 }
 
-// Copies of each channel in which every tap reads whole vectors of output pixels: one padded copy, where a vector of
-// pixels lies in one row of the output; otherwise one copy for each column of the kernel, shifted by it, in rows
-// exactly as long as the output's, so that vectors run on across rows.
+// Copies of each channel from which every tap reads whole vectors of output pixels. If a vector of pixels is always within
+// one row of the output, this is one padded copy. Otherwise there is one shifted copy per column of the kernel, with rows of
+// exactly the output's length, so that vectors can span rows.
 struct Copies {
   const Shape& shape;
   bool padded = shape.out_w % kVec == 0 || shape.out_h == 1;
@@ -33,7 +33,7 @@ struct Copies {
 
   int64_t pixel(int64_t q) const { return padded ? q / shape.out_w * line + q % shape.out_w : q; }
 
-  // What write() leaves alone, because it is the same for every image.
+  // Zeroes the elements that write() does not touch, because they are zero for every image.
   void clear_padding(float* to) const {
     if (shape.stretched()) return clear(to, image());
     for (int64_t j = 0; j < count; ++j, to += plane) {
@@ -42,7 +42,7 @@ struct Copies {
     }
   }
 
-  // The channels of one image, scaled. `all` are the images it lies among.
+  // Copies the scaled channels of one image. `all` is the memory of all images.
   void write(float* to, const float* from, const float* scale, c10::ArrayRef<float> all) const {
     if (shape.stretched()) return write_stretched(to, from, scale);
     for (int64_t j = 0; j < count; ++j, to += plane) {
@@ -94,13 +94,13 @@ struct Copies {
       for_lanes<float>(rows * line, [&](int64_t i, auto n) {
         store_lane(to + i, Vec::blendv(Vec(0), Vec::loadu(from + i) * Vec(scale), mask), n);
       });
-    } else {  // one run over all rows; what ran across their ends is cleared after it
+    } else {  // one run over all rows; elements beyond the ends of rows are cleared afterwards
       scale_row(to + at.left, from + at.left, scale, (rows - 1) * line + at.right - at.left);
       clear_ends(to - at.top * line, at);
     }
   }
 
-  // The pixels of a stretched image, one by one: the zeros between them are there.
+  // Writes the pixels of a stretched image one by one; the zeros between them are already there.
   void write_stretched(float* to, const float* from, const float* scale) const {
     const Span rows = span(-shape.pad_h, shape.stretch_h, shape.height, lines);
     for (int64_t j = 0; j < count; ++j) {
@@ -115,7 +115,7 @@ struct Copies {
     }
   }
 
-  // The pixels f in [begin, end) along one side whose place in the copy, place + f * stretch, lies in [0, size).
+  // The pixels f in [begin, end) along one side whose position in the copy, place + f * stretch, is in [0, size).
   struct Span {
     int64_t begin, end, place;
   };
@@ -125,8 +125,8 @@ struct Copies {
     return {first_from(shift), first_from(size + shift), -shift};
   }
 
-  // Where rows divide a vector, every vector of a run holds the same columns, and one mask clears what runs across the
-  // ends of rows.
+  // If the row length divides the vector length, every vector of a run holds the same columns, and one mask clears the
+  // elements beyond the ends of rows.
   Vec mask_of(const Window& at) const {
     float inside[kVec];
     for (int64_t i = 0; i < kVec; ++i) inside[i] = i % line >= at.left && i % line < at.right;

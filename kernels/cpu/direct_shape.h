@@ -1,4 +1,4 @@
-// What the two halves of the direct convolutions share: the shape, the gain of each channel, and a thread's memory.
+// Shared by direct.cpp and direct_weight.cpp: the shape, the gain of each channel, and the scratch memory of a thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +14,8 @@
 
 namespace wnfused {
 
-constexpr int64_t kChain = 256;  // products added up in a row before the sum goes to memory: longer ones lose digits
-constexpr int64_t kGroup = 1 << 19;  // floats of copies that a group of images may take: they should stay in cache
+constexpr int64_t kChain = 256;  // products in one chain of additions; longer chains lose digits
+constexpr int64_t kGroup = 1 << 19;  // floats that the copies of a group of images may take, to stay in cache
 
 // A convolution of images [channels, height, width] with `rows` filters of [channels, kernel_h, kernel_w]. Stretched
 // images have stretch - 1 zeros between pixels. A signal is an image one row high.
@@ -30,7 +30,7 @@ struct Shape {
   int64_t taps() const { return kernel_h * kernel_w; }
   bool stretched() const { return stretch_h > 1 || stretch_w > 1; }
 
-  // The convolution that gives dx from dy: channels exchanged, the filters turned by half a turn, strides stretched.
+  // The convolution that computes dx from dy: channels exchanged, filters rotated by 180 degrees, strides stretched.
   Shape transposed() const {
     Shape t = *this;
     t.channels = rows, t.height = out_h, t.width = out_w, t.rows = channels, t.out_h = height, t.out_w = width;
@@ -73,10 +73,10 @@ inline std::vector<float> scales_of(const Tensor& g, const Tensor& norms) {
   return s;
 }
 
-// Memory of a thread that is kept from call to call, since fresh pages for every call would cost more than their
-// filling; larger blocks come and go.
+// Scratch memory of a thread that is kept between calls, because page faults on new memory would cost more than filling it.
+// Larger blocks are freed after each call.
 enum Place { kCopies, kPanels, kSums, kRows, kPlaces };
-constexpr int64_t kKept = 1 << 22;  // floats, in each place
+constexpr int64_t kKept = 1 << 22;  // floats per scratch buffer
 
 struct Free {
   bool owned;
@@ -87,7 +87,7 @@ struct Free {
 using Memory = std::unique_ptr<float[], Free>;
 
 inline Memory allocate(int64_t size) {
-  constexpr size_t line = 64;  // a load that starts with a cache line does not cross one
+  constexpr size_t line = 64;  // a load that starts at a cache line does not cross one
   void* p = std::aligned_alloc(line, (size * sizeof(float) + line - 1) / line * line);
   TORCH_CHECK(p, "wnfused: no memory for a convolution's copies (", size, " floats)");
   return Memory(static_cast<float*>(p), Free{true});

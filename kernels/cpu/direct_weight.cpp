@@ -12,11 +12,11 @@
 namespace wnfused {
 namespace {
 
-constexpr int64_t kManyRows = 128;  // filters from which gathering a panel for all of them pays
+constexpr int64_t kManyRows = 128;  // the fewest filters for which gathering a panel is worth it
 
-// dw = sum over images and pixels of dy times x. The vectors run along the channels of a padded copy of x with its
-// channels innermost, which also run on from tap to tap where the kernel is not dilated. A run is cut into blocks, and
-// dw is kept as [runs, blocks, rows, block]: tile after tile is written in memory order.
+// dw = sum over images and pixels of dy times x. The vectors run along the channels of a padded copy of x in which channels
+// are innermost; without dilation a run continues from tap to tap. A run is split into blocks, and dw is stored as
+// [runs, blocks, rows, block], so that the tiles are written in memory order.
 struct WeightGradient {
   const Shape& s;
   const float *dy, *x;
@@ -76,22 +76,22 @@ struct WeightGradient {
  private:
   struct Images {
     int64_t first, count;
-    bool fresh;  // nothing was added up before them
+    bool fresh;  // the first products of a sum
   };
 
-  // The vectors of one block of columns, for every pixel of every image: how far apart those lie.
+  // The vectors of one block of columns, and their distances from pixel to pixel and image to image.
   struct Columns {
     const float* data;
     int64_t image, line, pixel;
   };
 
-  // Where the k-th run of taps starts in the copy, in pixels.
+  // The start of the k-th run of taps in the copy, in pixels.
   int64_t tap(int64_t k) const {
     return joined ? k * s.dilation_h * line : k / s.kernel_w * s.dilation_h * line + k % s.kernel_w * s.dilation_w;
   }
 
-  // Where many rows share them, the vectors of a block are brought together first: in the copy all of a pixel's
-  // channels lie between one and the next.
+  // If many rows share the vectors of a block, they are gathered first: in the copy they are a whole pixel (all its
+  // channels) apart.
   bool gathered() const { return s.rows >= kManyRows && s.channels > kMostVectors * kVec; }
 
   Columns gather(float* panel, const Columns& from, int64_t images, int64_t vectors) const {
@@ -105,7 +105,7 @@ struct WeightGradient {
     return {panel, s.out_pixels() * pixel, s.out_w * pixel, pixel};
   }
 
-  // A chain of additions is part of a line, some lines of an image, or some images.
+  // A chain of additions covers part of a line, some lines of an image, or some images.
   void add_block(float* dw, const Columns& columns, int64_t count, const Images& images, int64_t begin,
                  int64_t end) const {
     const int64_t width = std::min(s.out_w, kChain), height = std::clamp<int64_t>(kChain / s.out_w, 1, s.out_h);
@@ -151,7 +151,7 @@ double bias_gradient(const float* dy, int64_t row, const Shape& s) {
   return sum;
 }
 
-// Row r of dw, summed over the parts, as [channels, taps]; memory for three rows is lent.
+// Row r of dw, summed over the parts, as [channels, taps]; the caller provides memory for three rows.
 const float* whole_row(const WeightGradient& gradient, const float* dw, int64_t parts, int64_t r, float* memory) {
   const int64_t taps = gradient.s.taps(), channels = gradient.s.channels, row = taps * channels;
   float *sum = memory, *other = memory + row, *turned = memory + 2 * row;
@@ -168,8 +168,8 @@ const float* whole_row(const WeightGradient& gradient, const float* dw, int64_t 
 
 }  // namespace
 
-// Images are shared out among the threads where they outweigh the weight, its rows otherwise: a part is a range of
-// images whose sum is kept apart.
+// Threads share the images if those are larger than the weight, otherwise the rows of the weight. A part is a range of images
+// that is summed separately.
 WeightGradients weight_gradients(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g,
                                  const Tensor& norms, const Shape& s, std::array<bool, 4> mask) {
   WeightGradients out;
@@ -186,7 +186,7 @@ WeightGradients weight_gradients(const Tensor& dy, const Tensor& x, const Tensor
   const int64_t splits = std::clamp<int64_t>(threads / parts, 1, (s.rows + kMostRows - 1) / kMostRows);
   const Memory sums = borrow(kSums, parts * gradient.size());
 
-  const auto finish = [&](int64_t begin, int64_t end) {  // rows whose parts are all there
+  const auto finish = [&](int64_t begin, int64_t end) {  // rows whose parts are complete
     const Memory memory = borrow(kRows, 3 * row);
     for (int64_t r = begin; r < end; ++r) {
       const float *dw = whole_row(gradient, sums.get(), parts, r, memory.get()), *v_row = vp + r * row;

@@ -1,4 +1,4 @@
-// The weight gradient of the direct convolutions, and what becomes of it.
+// The weight gradient of the direct convolutions: dw, and from it dv, dg and db.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace wnfused {
 
-struct WeightGradients {  // undefined where the mask (dx, dv, dg, db) says no
+struct WeightGradients {  // undefined if not selected by the mask (dx, dv, dg, db)
   Tensor dv, dg, db;
 };
 

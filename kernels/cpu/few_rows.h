@@ -1,5 +1,5 @@
-// Linear layers with few input rows (small batches), where the time is the trip over v: norm, matmul and epilogue share
-// that one trip forward, and dx, dw, dv and dg share it backward.
+// Linear layers with few batch rows, where reading v takes most of the time. Norm, matmul and epilogue share one pass over v
+// in the forward; dx, dw, dv and dg share one in the backward.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -10,7 +10,7 @@
 
 namespace wnfused {
 
-inline constexpr int64_t kBlock = 4;  // rows of v taken together, so that each load of x serves four of them
+inline constexpr int64_t kBlock = 4;  // rows of v processed together, so that each load of x is used four times
 
 // dots[r][m] = <v_r, x_m> for R rows of v and M rows of x; with squares also squares[r] = <v_r, v_r>.
 template <typename T, int R, int M, bool kSquares>
@@ -74,7 +74,7 @@ struct FewRowsForward {
       return;
     }
     int64_t i = 0;
-    // The first tile also sums the squares; its dots wait for them.
+    // The first tile also sums the squares; its dots are scaled after that.
     if (m >= 4) {
       tile<R, 4, true>(row, i, squares), i += 4;
     } else {
@@ -115,12 +115,12 @@ template <typename T>
 struct FewRowsBackward {
   const T *dy, *x, *v, *g;  // [m, n], [m, k], [n, k], [n]
   const acc_t<T>* norms;    // [n]
-  T *dx, *dv;               // [m, k], [n, k]; null where not asked for
+  T *dx, *dv;               // [m, k], [n, k]; null if not requested
   acc_t<T>* c;              // [n]: dg
   int64_t m, n, k;
   bool want_c;
 
-  // All of dx, dv and c in one walk over the rows of v. Each thread sums its own dx; they are added at the end.
+  // dx, dv and c in one pass over the rows of v. Each thread sums its own dx; they are added at the end.
   void run() const {
     const int64_t threads = n * k * m < 65536 ? 1 : at::get_num_threads();
     const int64_t blocks = (n + kBlock - 1) / kBlock, each = std::max<int64_t>(1, (blocks + threads - 1) / threads);
@@ -156,7 +156,7 @@ struct FewRowsBackward {
     }
   }
 
-  // dw of R rows goes through a buffer that stays in cache: dots with v first, then dv = s (dw - c u).
+  // dw of R rows is kept in a buffer that stays in cache: first the dots with v, then dv = s (dw - c u).
   template <int R>
   void rows(int64_t row, int64_t padded, acc_t<T>* own, acc_t<T>* dw) const {
     constexpr int64_t w = kLanes<T>;

@@ -1,11 +1,11 @@
-// The BLAS that torch itself links, called directly: inside a parallel region on a block that a thread has in cache.
+// The BLAS that torch links, called directly: inside a parallel region, on a block that a thread has in cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <limits>
 
-// Weak: a torch built on a BLAS that does not export these leaves them null, and the kernels use at::mm instead.
+// Weak symbols: if torch's BLAS does not export them, they are null and the kernels use at::mm instead.
 extern "C" __attribute__((weak)) void sgemm_(const char* transa, const char* transb, const int* m, const int* n,
                                              const int* k, const float* alpha, const float* a, const int* lda,
                                              const float* b, const int* ldb, const float* beta, float* c, const int* ldc);
@@ -21,7 +21,7 @@ inline bool has_gemm(at::ScalarType dtype, int64_t largest) {
   return (dtype == at::kFloat && sgemm_ != nullptr) || (dtype == at::kDouble && dgemm_ != nullptr);
 }
 
-// C = op(A) op(B) + beta C, column-major as BLAS has it: a row-major matrix is its own transpose there.
+// C = op(A) op(B) + beta C, column-major as in BLAS, where a row-major matrix appears as its transpose.
 template <typename T>
 inline void gemm(char transa, char transb, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b,
                  int64_t ldb, T beta, T* c, int64_t ldc) {

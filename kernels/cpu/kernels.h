@@ -12,7 +12,7 @@ namespace wnfused {
 using at::Tensor;
 using Dim = std::optional<int64_t>;
 using MaybeTensor = std::optional<Tensor>;
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // dx, dv, dg, db; undefined where the mask says no
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;  // dx, dv, dg, db; undefined if not selected by the mask
 
 struct Geometry {
   at::IntArrayRef stride, padding, dilation;

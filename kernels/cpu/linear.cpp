@@ -24,12 +24,12 @@ constexpr int64_t kFewRows = 8;    // batches up to this size walk v once (few_r
 constexpr int64_t kFlatRows = 48;  // below this the BLAS is up to three times faster with the output transposed
 
 int64_t grain(int64_t each) { return std::max<int64_t>(1, 16384 / std::max<int64_t>(1, each)); }
-// Memory for dv. A large one is fresh from the system every time, and its page faults cost as much as the matmul that
-// fills it: huge pages, where the system gives them on request, take those away.
+// Memory for dv. A large block comes from the system at every call, and its page faults cost as much as the matmul that
+// fills it. Huge pages avoid them if the system provides them on request.
 Tensor empty_gradient(const Tensor& v) {
   Tensor dv = at::empty_like(v);
 #ifdef __linux__
-  constexpr uintptr_t kHugePage = 2 << 20, kAlwaysMapped = 32 << 20;  // malloc maps blocks of this size one by one
+  constexpr uintptr_t kHugePage = 2 << 20, kAlwaysMapped = 32 << 20;  // malloc maps each block of this size separately
   const auto start = reinterpret_cast<uintptr_t>(dv.mutable_data_ptr());
   if (dv.nbytes() >= kAlwaysMapped) {
     const uintptr_t first = (start + kHugePage - 1) & ~(kHugePage - 1), last = (start + dv.nbytes()) & ~(kHugePage - 1);
@@ -60,7 +60,7 @@ void epilogue(T* y, int64_t n, const T* s, const T* bias, bool relu) {
   });
 }
 
-// The same from a transposed matmul: y[i] = z[:, i] * s + b.
+// The same for the output z of a transposed matmul: y[i] = z[:, i] * s + b.
 template <typename T>
 void transposing_epilogue(T* y, const T* z, int64_t m, int64_t i, int64_t n, const T* s, const T* bias, bool relu) {
   for (int64_t j = 0; j < n; ++j) y[j] = z[j * m + i];
@@ -96,7 +96,7 @@ void many_rows_forward(const Tensor& x, const Tensor& v, const Tensor& g, const 
   }
 }
 
-// dw, and then dv in its place: a row stays in cache between its dot with v and its projection.
+// Computes dw and turns it into dv in place. A row stays in cache between its dot with v and its projection.
 template <typename T>
 void weight_gradient(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms, Tensor& dv,
                      Tensor& c) {

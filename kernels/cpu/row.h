@@ -50,7 +50,7 @@ inline acc_t<T> sum_lanes(const Lane<T>& value) {
   return at::vec::vec_reduce_all<acc_t<T>>([](const Lane<T>& a, const Lane<T>& b) { return a + b; }, value);
 }
 
-// body(i, count) for each group of lanes in a row of n: count is a compile-time constant for all but a last partial group.
+// Calls body(i, count) for each group of lanes in a row of n. count is a compile-time constant except for a last partial group.
 template <typename T, typename Body>
 inline void for_lanes(int64_t n, const Body& body) {
   constexpr int64_t w = kLanes<T>;
@@ -59,7 +59,7 @@ inline void for_lanes(int64_t n, const Body& body) {
   if (i < n) body(i, n - i);
 }
 
-// <a, b> with four independent chains, so that the additions' latency is hidden.
+// <a, b> with four independent chains, to hide the latency of the additions.
 template <typename A, typename B>
 inline acc_t<A> dot(const A* a, const B* b, int64_t n) {
   static_assert(std::is_same_v<acc_t<A>, acc_t<B>>);
@@ -76,7 +76,7 @@ inline acc_t<A> dot(const A* a, const B* b, int64_t n) {
   return sum_lanes<A>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
-// Squares of norms outside these bounds lose digits or overflow in the accumulator's type: such rows take slower ways.
+// Squares of norms outside these bounds lose digits or overflow in the accumulator's type. Such rows take a slower path.
 template <typename T>
 inline bool square_is_safe(acc_t<T> square) {
   if constexpr (std::is_same_v<acc_t<T>, float>) return square > 1e-24f && square < 1e36f;
@@ -89,7 +89,7 @@ inline bool norm_is_moderate(acc_t<T> norm) {
   return norm > acc_t<T>(1e-8) && norm < acc_t<T>(1e8);
 }
 
-// Sum of squares as mantissa * scale^2, safe for every finite row; only rows that failed square_is_safe come here.
+// Sum of squares as mantissa * scale^2, safe for every finite row; used only for rows that failed square_is_safe.
 template <typename T>
 inline acc_t<T> careful_norm(const T* v, int64_t n, int64_t stride, double eps) {
   double largest = std::sqrt(eps);
@@ -120,7 +120,7 @@ inline A inverse(A norm) {
   return norm == A(0) ? A(0) : A(1) / norm;
 }
 
-// a / norm, 0 for a row of zeros: one rounding, where a * inverse(norm) has two.
+// a / norm, or 0 for a row of zeros. It rounds once; a * inverse(norm) would round twice.
 template <typename A>
 inline A over(A a, A norm) {
   return norm == A(0) ? A(0) : a / norm;
@@ -138,13 +138,13 @@ template <typename D, typename T>
 inline acc_t<T> row_dot(const D* dw, const T* v, acc_t<T> norm, int64_t n) {
   if (norm_is_moderate<T>(norm)) return over(dot(dw, v, n), norm);
   const acc_t<T> inv = inverse(norm);
-  double sum = 0;  // one chain of additions: in float it would lose digits that the four chains of dot keep
+  double sum = 0;  // a single chain of additions would lose more digits in float than the four chains of dot
   for (int64_t i = 0; i < n; ++i) sum += static_cast<acc_t<T>>(dw[i]) * (static_cast<acc_t<T>>(v[i]) * inv);
   return static_cast<acc_t<T>>(sum);
 }
 
-// dv = scale * (dw - c_over_norm * v); dv may be dw itself. The next row's dot comes after this and waits for memory,
-// while this loop works in cache: it fetches that row on the way.
+// dv = scale * (dw - c_over_norm * v); dv may be dw itself. This loop runs in cache and prefetches the next row, whose dot
+// would otherwise wait for memory.
 template <typename D, typename T, typename O>
 inline void project_row(O* dv, const D* dw, const T* v, acc_t<T> scale, acc_t<T> c_over_norm, int64_t n) {
   const Lane<T> s(scale), minus_c(-c_over_norm);

@@ -1,6 +1,6 @@
-// The register tile that every direct convolution is made of: a few rows times a few vectors of columns, summed over a
-// walk through two operands. One side is read an element at a time and spread over a vector, the other a vector at a
-// time, so neither has to be copied into an order of its own.
+// The register tile of the direct convolutions: a few rows times a few vectors of columns, summed along two operands. One
+// operand is read an element at a time and broadcast to a vector, the other a vector at a time, so neither needs a blocked
+// copy.
 #pragma once
 
 #include <ATen/cpu/vec/vec.h>
@@ -15,14 +15,14 @@ namespace wnfused {
 using Vec = at::vec::Vectorized<float>;
 inline constexpr int64_t kVec = Vec::size();
 
-// Accumulators, one row of vectors and a spread element have to fit the registers: 32 with AVX-512, 16 without.
+// Accumulators, one row of vectors and a broadcast element must fit into the registers: 32 with AVX-512, 16 without.
 inline constexpr int kMostVectors = kVec == 16 ? 4 : 2;
 inline constexpr int kMostRows = 8;
 constexpr int most_rows(int vectors) { return vectors == kMostVectors ? 6 : kMostRows; }
 
 constexpr int vectors_of(int64_t columns) { return static_cast<int>((columns + kVec - 1) / kVec); }
 
-// Where the two operands are at each step of a sum: two nested loops, the inner one by a table of offsets.
+// The positions of the two operands at each step of a sum: two nested loops, the inner one over a table of offsets.
 struct Step {
   int64_t a, b;
 };
@@ -30,12 +30,12 @@ struct Step {
 struct Walk {
   int64_t outer, a_outer, b_outer;
   const Step *begin, *end;
-  int64_t fetch = 0;  // floats of a that the next outer step reads, to be fetched ahead
+  int64_t fetch = 0;  // floats of a to prefetch for the next outer step
 };
 
-// out[r, c] (+)= sum over the walk of a[r * a_row + step] * b[step + place of c], for c below count; then scaled and
-// shifted row by row where scale and shift are given. b's columns come in whole vectors, each at a place of its own: up
-// to kVec - 1 elements past count are read.
+// out[r, c] (+)= sum over the steps of a[r * a_row + step] * b[step + position of c], for c < count. If scale and shift are
+// given, each row is then scaled and shifted. b is read in whole vectors, each with its own position, so up to kVec - 1
+// elements past count are read.
 struct Tile {
   const float *a, *b;
   int64_t a_row;
@@ -54,7 +54,7 @@ void run_tile(const Tile& t, const Walk& walk) {
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < V; ++j) acc[r][j] = Vec(0);
-  // Few enough pointers and offsets for the general registers: moving one in and out costs the multipliers a cycle.
+  // Pointers and offsets must fit into the general registers: reloading one costs a cycle of the multipliers.
   const float *a_outer = t.a, *b_outer = t.b + t.places[0];
   int64_t place[V];
   for (int j = 0; j < V; ++j) place[j] = t.places[j] - t.places[0];
@@ -91,7 +91,7 @@ void run_tile(const Tile& t, const Walk& walk) {
   }
 }
 
-// Columns that lie side by side.
+// Columns that are adjacent in memory.
 inline constexpr std::array<int64_t, kMostVectors> kAdjacent = [] {
   std::array<int64_t, kMostVectors> places{};
   for (int j = 0; j < kMostVectors; ++j) places[j] = j * kVec;
@@ -115,15 +115,14 @@ inline void run_tile(int rows, int vectors, const Tile& tile, const Walk& walk) 
   tiles[vectors - 1][rows - 1](tile, walk);
 }
 
-// Vectors in each block of columns: as many as the registers hold, one less where that divides the row and this does
-// not.
+// Vectors per block of columns: as many as the registers hold, or one less if only that divides the row.
 inline int block_vectors(int64_t columns) {
   const int vectors = vectors_of(columns);
   if (vectors <= kMostVectors) return vectors;
   return vectors % kMostVectors != 0 && vectors % (kMostVectors - 1) == 0 ? kMostVectors - 1 : kMostVectors;
 }
 
-// body(first, count) for each of the fewest blocks of at most `most` rows, all of nearly the same size.
+// Calls body(first, count) for blocks of at most `most` rows: as few as possible, all of nearly the same size.
 template <typename Body>
 inline void for_row_blocks(int64_t begin, int64_t end, int64_t most, const Body& body) {
   const int64_t rows = end - begin, blocks = (rows + most - 1) / most;

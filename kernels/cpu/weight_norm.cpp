@@ -13,16 +13,16 @@
 namespace wnfused {
 namespace {
 
-constexpr int64_t kGrain = 16384;   // elements a thread should have before a second one is worth waking
-constexpr int64_t kSegment = 4096;  // segment length of a single norm over everything
-constexpr int64_t kParts = 16;      // partial sums of a column-wise reduction; fixed, so results ignore the thread count
+constexpr int64_t kGrain = 16384;   // the fewest elements per thread for which a second thread is worth it
+constexpr int64_t kSegment = 4096;  // segment length of a single norm over the whole weight
+constexpr int64_t kParts = 16;      // partial sums of a column-wise reduction; fixed, so that the thread count does not change results
 
 #define WNFUSED_DISPATCH(dtype, ...) \
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "wnfused", [&] { __VA_ARGS__(); })
 
 int64_t grain(int64_t elements_each) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each)); }
 
-// One sum per row: segment(o, sums) adds what outer index o contributes to every row.
+// One sum per row: segment(o, sums) adds the contribution of outer index o to every row.
 template <typename T, typename Segment>
 std::vector<acc_t<T>> reduce_rows(const Layout& at, const Segment& segment) {
   const int64_t parts = std::min(kParts, at.outer);
@@ -116,7 +116,7 @@ void write_normalized(const Layout& at, O* w, const T* v, const std::vector<acc_
   });
 }
 
-// dv row by row where a row is contiguous: one trip over dw and v, since a row stays in cache between dot and update.
+// dv for contiguous rows, in one pass over dw and v: a row stays in cache between its dot and its update.
 template <typename T, typename D, typename O>
 void contiguous_backward(const Layout& at, O* dv, const D* dw, const T* v, const acc_t<T>* norms,
                          const std::vector<acc_t<T>>& s, acc_t<T>* c) {
@@ -164,7 +164,7 @@ void scattered_backward(const Layout& at, O* dv, const D* dw, const T* v, const 
   });
 }
 
-// w and dw have v's type T or, under autocast, a 16-bit type below float v; others are converted in a pass of their own.
+// w and dw have v's type T or, under autocast with float v, a 16-bit type. Other types are converted in a separate pass.
 bool fits(at::ScalarType dtype, at::ScalarType v) {
   return dtype == v || (v == at::kFloat && (dtype == at::kBFloat16 || dtype == at::kHalf));
 }
@@ -216,7 +216,7 @@ bool all_moderate(const Tensor& norms) {
   bool all = true;
   AT_DISPATCH_FLOATING_TYPES(norms.scalar_type(), "wnfused", [&] {
     const scalar_t* n = norms.const_data_ptr<scalar_t>();
-    // Zero rows are harmless: they are scaled by zero.
+    // Zero rows need no special case: they are scaled by zero.
     for (int64_t r = 0; r < norms.numel(); ++r) all = all && (n[r] == 0 || norm_is_moderate<scalar_t>(n[r]));
   });
   return all;

@@ -12,8 +12,8 @@ namespace wnfused {
 using at::Tensor;
 using Dim = std::optional<int64_t>;
 
-// v seen as [outer, rows, inner]: one norm per row, over outer and inner. With one norm for everything, rows is 1 and
-// the elements are cut into segments so that threads can share them.
+// v viewed as [outer, rows, inner], with one norm per row over outer and inner. For a single norm over the whole weight, rows
+// is 1 and the elements are split into segments so that threads can share them.
 struct Layout {
   int64_t outer, rows, inner, numel;
   // Each row is one contiguous run of elements.
@@ -26,15 +26,15 @@ struct Layout {
 
 Layout layout_of(const Tensor& v, Dim dim);
 
-// v itself where its rows can be walked in memory order (contiguous, or dense rows along dim 0), else a contiguous copy.
+// v itself if its rows can be read in memory order (contiguous, or dense rows along dim 0), else a contiguous copy.
 Tensor walkable(const Tensor& v, Dim dim);
 
 bool same_order(const Tensor& a, const Tensor& b);
 
-// t, laid out in memory as at::empty_like(like) is: weights and gradients have their tensor's strides.
+// t in the memory layout of at::empty_like(like), so that weights and gradients have the strides of their parameter.
 Tensor in_strides_of(const Tensor& like, const Tensor& t);
 
-// True if every norm allows x * v and dy * v to be summed before they are scaled.
+// True if every norm is moderate enough to sum x * v and dy * v before scaling.
 bool all_moderate(const Tensor& norms);
 
 Tensor row_norms(const Tensor& v, const Tensor& g, Dim dim, double eps);
@@ -42,10 +42,10 @@ Tensor row_norms(const Tensor& v, const Tensor& g, Dim dim, double eps);
 // w = g v / n in the given dtype.
 Tensor normalized(const Tensor& v, const Tensor& g, const Tensor& norms, Dim dim, at::ScalarType dtype);
 
-// (w, norms): both of the above in one walk over v where its rows are contiguous.
+// (w, norms): both of the above, in one pass over v if its rows are contiguous.
 std::tuple<Tensor, Tensor> normalize(const Tensor& v, const Tensor& g, Dim dim, double eps, at::ScalarType dtype);
 
-// dw is given up: where its dtype and strides allow, it becomes dv. Undefined results were not asked for.
+// dw is consumed: if its dtype and strides allow, dv reuses its memory. Results that were not requested are undefined.
 std::tuple<Tensor, Tensor> consume_dw(
     Tensor dw, const Tensor& v, const Tensor& g, const Tensor& norms, Dim dim, bool want_dv, bool want_dg);
 

@@ -1,1 +1,1 @@
-"""The Triton kernels, their launches (``run_*``), tiles, the rule that picks one, the tuner and the offline audit."""
+"""The Triton kernels, their launches (``run_*``), tiles, the rule that selects one, the tuner and the offline audit."""

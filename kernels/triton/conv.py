@@ -1,10 +1,10 @@
 """Convolutions as implicit GEMMs over pixels: one, two and three dimensions, plain and transposed, in any layout.
 
-Three kernels, named for how they walk, serve both kinds of layer with v ``[first, second, taps]``:
+Three kernels handle both kinds of layer with v ``[first, second, taps]``:
 
     gather            out[p, n] = Σ in[p·stride − padding + tap·dilation, c] · v[n, c, tap]
                       a convolution's forward, a transposed convolution's input gradient
-    scatter           the transpose of it, pixel phase by pixel phase: every tap it visits counts
+    scatter           the transpose of it, by pixel phase, so that no tap is visited in vain
                       a transposed convolution's forward, a convolution's input gradient
     weight_gradient   dv[n, c, tap] = Σ near[p, n] · far[p·stride − padding + tap·dilation, c]
                       near is the tensor at gather's output, far the one at its input
@@ -17,13 +17,13 @@ the tile that is read, "weight" v's tile. ``gain_group`` is what a group adds to
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
 
 @triton.jit
 def volume_index(p, D2, D1, D0):
-    """p in [batch, D2, D1, D0], taken apart."""
+    """Split the index p in [batch, D2, D1, D0] into its coordinates."""
     return p // (D0 * D1 * D2), p // (D0 * D1) % D2, p // D0 % D1, p % D0
 
 
@@ -34,7 +34,7 @@ def inside(z, y, x, D2, D1, D0):
 
 @triton.jit
 def finish_tile(acc, bias, out, at, at_ok, channel, channel_ok, o_channel, RELU: tl.constexpr):
-    """Bias and ReLU on pixels × channels, and out they go: pixels start at ``at``."""
+    """Apply bias and ReLU to pixels × channels and store them; pixels start at ``at``."""
     if bias is not None:
         acc += tl.load(bias + channel, mask=channel_ok, other=0.0).to(tl.float32)[None, :]
     if RELU:
@@ -126,7 +126,7 @@ def scatter(
 ):  # fmt: skip
     """out [batch, groups·N, O] = source [batch, groups·C, D] · v [groups·C, N, taps] at d·stride − padding + t·dilation
 
-    Output pixels with the same remainder modulo the stride receive the same taps: a program serves one such phase.
+    Output pixels with the same remainder modulo the stride receive the same taps; a program computes one such phase.
     """
     phase = tl.program_id(1) % (stride2 * stride1 * stride0)
     group = tl.program_id(1) // (stride2 * stride1 * stride0)

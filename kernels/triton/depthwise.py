@@ -1,14 +1,14 @@
-"""Depthwise convolutions (as many groups as channels, one filter each): no matmul in them, their time is memory's.
+"""Depthwise convolutions (as many groups as channels, one filter each), which have no matmul and are bound by memory.
 
-The same three walks as in conv.py, on tiles of BLOCK_P pixels × BLOCK_C channels. Input and output channel are one, so
-the gain always multiplies the result.
+They have the three forms of conv.py, on tiles of BLOCK_P pixels × BLOCK_C channels. Input and output channel are the
+same, so the gain always multiplies the result.
 """
 
 import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.conv import channel_sums, finish_tile, inside, taps_of_phase, volume_index
-from wnfused.kernels.triton.tile import scale_at
+from wnfused.kernels.triton.indexing import scale_at
 
 
 @triton.jit

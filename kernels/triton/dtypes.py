@@ -1,7 +1,7 @@
-"""The name of a layer's dtypes, by which tiles are chosen, winners are kept and the audit speaks.
+"""The name of a layer's dtypes: the key for tiles, tuned plans and audit entries.
 
-"bf16" and "fp16"; "fp32", or "tf32" where torch's flags let float32 products be rounded; and float32 weights under
-16-bit activations, "bf16/fp32" and "fp16/fp32".
+The names are "bf16" and "fp16"; "fp32", or "tf32" if torch's flags allow float32 products to be rounded; and
+"bf16/fp32" and "fp16/fp32" for float32 weights under 16-bit activations.
 """
 
 from typing import Any

@@ -1,11 +1,11 @@
-"""The weight gradient of a linear layer whose batch has a few rows: dv and dg without dW in memory."""
+"""The weight gradient of a linear layer with few batch rows: dv and dg without dW in memory."""
 
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped
 from wnfused.kernels.triton.language import dot, narrowed
 from wnfused.kernels.triton.rows import gain_over_norm
-from wnfused.kernels.triton.tile import clamped
 
 
 @triton.jit
@@ -16,9 +16,9 @@ def few_rows_weight_gradient(
 ):  # fmt: skip
     """dv [N, K] and dg [N] from dy [M, N] and x [M, K], M <= BLOCK_M; a program owns BLOCK_N rows of v.
 
-    A first walk along the rows gives z = x · (v/n)ᵀ and with it c = Σ dy·z = ⟨dW, v/n⟩; a second one, over rows that
-    the cache still has, makes dW = dyᵀ · x in registers and writes dv = g/n (dW − c v/n). MIXED: v is float32 under
-    16-bit x; v/n goes to the tensor cores in two parts, which together have the digits that a small c needs.
+    A first pass along the rows computes z = x · (v/n)ᵀ and c = Σ dy·z = ⟨dW, v/n⟩. A second pass, over rows that are
+    still in the cache, computes dW = dyᵀ · x in registers and writes dv = g/n (dW − c v/n). MIXED: v is float32 under
+    16-bit x; the tensor cores get v/n in two parts, which together have the digits that a small c needs.
     """
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_ok = row < N

@@ -1,4 +1,4 @@
-"""The last step of a backward pass with a norm per row of v: dW becomes dv, and dg and db are made on the way."""
+"""The last step of a backward pass with a norm per row of v: computes dv from dW, and dg and db with it."""
 
 import triton
 import triton.language as tl

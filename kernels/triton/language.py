@@ -1,4 +1,4 @@
-"""What the kernels' language lacks: rounding in triton's interpreter, which the tests run in, and on NVIDIA's GPUs."""
+"""Functions missing from Triton's language: correct rounding in its interpreter (for tests) and on NVIDIA GPUs."""
 
 import triton
 import triton.language as tl

@@ -9,9 +9,9 @@ for all. Strides along the last dimension are 1. ``EVEN`` promises that the summ
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed, root
 from wnfused.kernels.triton.rows import careful_norm, gain_over_norm, is_unsafe
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at, scales_of_columns
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def linear_forward(
     PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """y from x [M, K] and v [N, K]. With SINGLE_PASS the norms are found on the way and written, else they are read.
+    """y from x [M, K] and v [N, K]. SINGLE_PASS computes the norms in the same loop and writes them, else reads them.
 
     With SPLIT each program sums a share of K into ``partial`` [splits, M, N] (and of Σv² into ``squares_out``
     [splits, N]); finish_linear makes y of them.

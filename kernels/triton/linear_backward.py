@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
+from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at
 from wnfused.kernels.triton.language import dot, narrowed
 from wnfused.kernels.triton.prepare import prepare_channels
 from wnfused.kernels.triton.rows import gain_over_norm
-from wnfused.kernels.triton.tile import clamped, grouped_tile, scale_at
 
 
 @triton.jit
@@ -102,9 +102,9 @@ def weight_gradient_tile(
     first = split * m_per_split if SPLIT else 0
     last = tl.minimum(first + m_per_split, M) if SPLIT else M
     x_at = x + m[:, None] * x_stride + column[None, :]
-    if y is None:  # turned on its way: a tile turned later passes through registers
+    if y is None:  # transposed by the load: a later transposition passes through registers
         dy_at = dy + m[None, :] * dy_stride + row[:, None]
-    else:  # where it has to, for the ReLU, in its own order
+    else:  # the ReLU's mask needs registers anyway
         dy_at = dy + m[:, None] * dy_stride + row[None, :]
         y_at = y + m[:, None] * y_stride + row[None, :]
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)

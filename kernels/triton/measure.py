@@ -1,4 +1,4 @@
-"""Measuring plans on the GPU at hand, for ``wnfused tune``: the layers whose problems are tuned, and their timing."""
+"""Measures plans on the GPU for ``wnfused tune``: the layers whose problems are tuned, and their timing."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -66,7 +66,7 @@ def _linear(layer: Layer, dtype: torch.dtype, weights: torch.dtype, device: torc
     x, v = torch.randn(m, k, dtype=dtype, device=device), torch.randn(n, k, dtype=weights, device=device)
     g, dy = torch.ones(n, 1, dtype=weights, device=device), torch.randn(m, n, dtype=dtype, device=device)
     norms = run_rows.row_norms(v, g, 0, 0.0)
-    alone = run_linear.forward_gain(x, v, 0) == "output"  # the forward may find the norms on its way
+    alone = run_linear.forward_gain(x, v, 0) == "output"  # the forward may compute the norms itself
     forward, known = (run_linear.problem_of("linear", m, n, k, x, v, single) for single in (alone, False))
     dx, dw = run_linear_backward.problems(x, v)
     arguments = (dy, x, v, g, norms, None, 0, True)

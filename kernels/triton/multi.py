@@ -1,4 +1,4 @@
-"""Row norms of many weights in one launch: a table tells each program its weight, its rows and how they lie."""
+"""Row norms of many weights in one launch. A table gives each program its weight, its rows and their memory layout."""
 
 import triton
 import triton.language as tl
@@ -6,8 +6,8 @@ import triton.language as tl
 from wnfused.kernels.triton.language import quotient, root
 from wnfused.kernels.triton.rows import element_offset, is_unsafe, usable_scale
 
-# How a weight's rows lie in memory: one after another, each from a multiple of 16 bytes on; otherwise but still along
-# memory; or side by side, so that a row's elements lie far apart.
+# The memory layout of a weight's rows: contiguous and 16-byte aligned; contiguous but unaligned; or interleaved, so
+# that the elements of a row are far apart.
 ALIGNED, ALONG, ACROSS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 

@@ -1,7 +1,7 @@
-"""dy made ready for the backward GEMMs of a linear layer with a norm per output: masked by the ReLU, times g/n.
+"""Masks dy by the ReLU and multiplies it by g/n, for the backward GEMMs of a linear layer with a norm per output.
 
-dx is then a plain GEMM: a product in its loop would cost more than this pass wherever the tensor cores read their
-operands from shared memory. The same pass over dy leaves its sums, and ⟨dW, v/n⟩ where the saved output tells it.
+dx is then a plain GEMM: if the tensor cores read their operands from shared memory, a multiplication in its loop would
+cost more than this pass. The same pass computes the sums of dy and, if the saved output allows it, ⟨dW, v/n⟩.
 """
 
 import triton
@@ -20,7 +20,7 @@ LARGEST_NORM = tl.constexpr(32768.0)
 def common_factor(g, norms, N, MIXED: tl.constexpr):
     """A power of two at or above every |g/n|, which float16 gradients are divided by; 0 where that is not enough.
 
-    It is not enough where the scales lie too far apart, or (MIXED) float32 weights leave float16's range.
+    It is not enough if the scales differ too much, or (MIXED) if float32 weights leave float16's range.
     """
     index = tl.arange(0, 1024)
     largest = tl.zeros([1024], tl.float32)

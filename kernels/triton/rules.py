@@ -1,7 +1,7 @@
-"""Which kernel, tile and split a problem gets: a rule that reads shapes, dtype and target, and needs no GPU.
+"""The rule that selects kernel, tile and split-K for a problem from shapes, dtype and target, without a GPU.
 
-``wnfused tune`` may know better on a given machine; its answers (``tune.py``) come first. Sizes enter in buckets,
-powers of two, so that a ragged last batch meets the plan its full siblings have.
+Plans measured by ``wnfused tune`` on a given machine (``tune.py``) take precedence. Sizes are bucketed by powers of
+two, so that a ragged last batch gets the same plan as full batches.
 """
 
 import functools
@@ -28,11 +28,11 @@ class Problem(NamedTuple):
     dtypes: str  # as dtypes.py names them
     repeats: int = 1
     single_pass_allowed: bool = False  # a norm per output row of v, norms not known yet
-    channels_last: bool = True  # of a convolution's images; the kernels read contiguous ones in narrow pieces
-    aligned: bool = True  # all that is read can be read 16 bytes at a time, and addressed with 32 bits
+    channels_last: bool = True  # layout of a convolution's images; contiguous ones need narrow loads
+    aligned: bool = True  # all loads can be 16 bytes wide, and all addresses fit into 32 bits
 
 
-# The forward's ways to the norms, those of linear dx to the gain and of linear dW to dv, and the vendor's library.
+# How the forward computes the norms, linear dx applies the gain and linear dW computes dv; and the vendor's library.
 MODES = ("norms first", "single pass", "in registers", "scaled first", "few rows", "two steps", "vendor")
 
 
@@ -86,9 +86,9 @@ def _tile(problem: Problem, target: Target) -> Tile:
 
 
 def _mode(problem: Problem, tile: Tile, target: Target) -> str:
-    """Each row of tiles sums Σv² again: up to four rows that is cheaper than a launch and a trip over v of its own."""
+    """Each row of tiles sums Σv² again: up to four of them this is cheaper than a launch and a separate pass over v."""
     large = problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION
-    # One channel at a time (a depthwise layer) there is no matmul to save what reading across channels costs.
+    # With one channel per group (a depthwise layer) no matmul makes up for the cost of reading across channels.
     if not problem.channels_last and (large or problem.n == 1):
         return "vendor"
     if problem.kernel == "linear_dx":
@@ -104,14 +104,14 @@ def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     return "norms first"
 
 
-# A forward is split, at the price of a second launch, only where its tiles would leave more than this part of the
-# machine idle: by the roofline the sum's share of the time falls by less than a launch costs before that.
+# A forward is split, at the cost of a second launch, only if its tiles would occupy less than 1/IDLE of the processors:
+# otherwise, by the roofline, splitting saves less than a launch costs.
 IDLE = 4
 LONG_SUM = 4096
 
 
 def _splits(problem: Problem, tile: Tile, target: Target) -> int:
-    """Shares of the summed dimension, when there are too few tiles to fill the machine and enough left to sum."""
+    """Split-K: the number of parts, if there are too few tiles to fill the machine and K is long enough."""
     if problem.kernel in ("linear_dx", "gather", "scatter"):
         return 1
     tiles = max(1, _tiles_of(problem, tile))

@@ -204,7 +204,7 @@ _GRID_LIMIT = 65535  # of programs along a grid's second axis
 
 
 def _takes(x: Tensor, v: Tensor, out: Tensor, geometry: tuple) -> bool:
-    """Whether the kernels serve these; else the vendor path does."""
+    """Whether the kernels support these tensors; otherwise the vendor path is used."""
     stride, *_, groups = geometry
     empty = x.numel() == 0 or v.numel() == 0 or out.numel() == 0
     pixels = max(t.shape[0] * math.prod(sizes_of(t)) for t in (x, out))  # counted in 32 bits
@@ -312,7 +312,7 @@ def _weight_gradient(
     n, c = v.shape[0] // groups, v.shape[1]
     pixels = near[0].shape[0] * math.prod(sizes_of(near[0]))
     alone = is_depthwise(v, near[0], groups)
-    # Only a norm per row can be finished from shares; a depthwise gradient always comes in float32 shares.
+    # finish_weight supports only a norm per row; a depthwise gradient is always in float32 parts.
     splits = min(cdiv(pixels, 4096), 1024) if alone else plan.splits
     splits = splits if dim == 0 else 1
     block = 64 if alone else plan.tile.k

@@ -1,8 +1,9 @@
 """Launches of a linear layer's backward kernels, from tensors and plans: at most three.
 
-With a norm per output there are three ways to dv and dg. *Few rows*: one kernel that makes dW in registers.
-*One pass*, for layers with a fused ReLU and no bias: y = g ⟨x, v/n⟩ wherever dy passes, so that ⟨dW, v/n⟩ = Σ dy·y / g
-comes from a pass over dy, and the weight gradient's kernel writes dv at once. *Two steps*: dW, then dv in its place.
+With a norm per output there are three ways to compute dv and dg. *Few rows*: one kernel computes dW in registers.
+*One pass*, for layers with a fused ReLU and no bias: y = g ⟨x, v/n⟩ wherever dy is nonzero, so that a pass over dy
+computes ⟨dW, v/n⟩ = Σ dy·y / g, and the weight gradient's kernel writes dv directly. *Two steps*: first dW, then dv in
+its place.
 """
 
 from typing import NamedTuple
@@ -18,14 +19,14 @@ from wnfused.kernels.triton.run_linear import matrix, problem_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
 from wnfused.kernels.triton.support import launch_options
 
-BLOCK_P, BLOCK_C = 64, 32  # rows and columns of dy that a preparing program takes at a time
-ROWS_PER_PART, MOST_PARTS = 1024, 256  # rows that it takes in all; how many parts are added later
+BLOCK_P, BLOCK_C = 64, 32  # rows and columns of dy that a preparing program processes at a time
+ROWS_PER_PART, MOST_PARTS = 1024, 256  # rows per program; the most parts that are added later
 # One pass needs sums over all rows before its GEMM: up to this many for each block of columns, which one program has.
 ROWS_IN_ONE_PASS = 256
 
 
 class _Prepared(NamedTuple):
-    """What a pass over dy leaves, a part of so many rows at a time; ``factor`` only for float16."""
+    """The results of a pass over dy in parts of ``rows`` rows; ``factor`` is used only for float16."""
 
     scaled: Tensor | None
     factor: Tensor | None
@@ -75,7 +76,7 @@ def backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, biased: bool,
     mask: list[bool], plans: tuple[Plan, Plan] | None = None,
 ) -> Gradients:  # fmt: skip
-    """(dx, dv, dg, db) as asked for."""
+    """(dx, dv, dg, db), as selected by the mask."""
     empty = dy.numel() == 0 or x.numel() == 0 or v.numel() == 0
     if empty or not supported(x, v):
         return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
@@ -138,7 +139,7 @@ def _form(layer: _Layer, biased: bool, mask: list[bool], plan: Plan) -> str | No
 
 
 def _room(layer: _Layer, mask: list[bool], form: str | None, dx_plan: Plan) -> _Prepared:
-    """For what has to be found in a pass over dy: the scaled dy where it is read, db where it is asked for."""
+    """Memory for the results of a pass over dy: the scaled dy if it is needed, and the sums if db is requested."""
     dy, scaled, factor = layer.dy, None, None
     in_registers = dx_plan.mode == "in registers" and layer.y is None and form != "few rows"
     if form == "one pass" or (mask[0] and layer.dim == 0 and not in_registers):

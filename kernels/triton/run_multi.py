@@ -1,4 +1,4 @@
-"""Launch of the multi-tensor norms: all the weights of a model that share device and dtype, in one."""
+"""Launch of the multi-tensor norms: one launch for all weights of a model with the same device and dtype."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from wnfused.kernels.triton.run_rows import Dim, View, in_memory_order, view_of
 from wnfused.kernels.triton.support import launch_options, on_device
 from wnfused.kernels.triton.tiles import NORM_TILES
 
-LONGEST_ROW = 2**15  # one program's work; a longer one (one norm over a large weight) is better shared out
+LONGEST_ROW = 2**15  # for one program; a longer row (one norm over a large weight) is better split
 _TYPES = {
     torch.float32: triton.language.float32,
     torch.bfloat16: triton.language.bfloat16,
@@ -38,7 +38,7 @@ class _Tables(NamedTuple):
     rows: int
 
 
-_tables: dict[tuple, _Tables] = {}  # the same weights come again in every step
+_tables: dict[tuple, _Tables] = {}  # reused, because every step has the same weights
 _MOST_TABLES = 16  # a model has one for each device and dtype
 
 

@@ -47,7 +47,7 @@ def _reach(t: Tensor) -> int:
 
 
 def in_memory_order(v: Tensor, dim: Dim) -> Tensor:
-    """v itself if its rows can be walked in memory order (contiguous, or dense with dim 0 outermost), else a copy."""
+    """v itself if its rows can be read in memory order (contiguous, or dense with dim 0 outermost), else a copy."""
     if v.is_contiguous():
         return v
     dense = v.numel() > 0 and v.stride()[0] * v.shape[0] == v.numel() and _reach(v) == v.numel()

@@ -1,8 +1,8 @@
-"""The vendor path: cuBLAS and cuDNN do the sums, row kernels the rest. One candidate of the rule, and what serves
-float64, mixed dtypes the matmul kernels do not take, and empty tensors.
+"""The vendor path: cuBLAS and cuDNN compute the sums, row kernels the rest. It is a candidate of the rule, and it
+handles float64, mixed dtypes that the matmul kernels do not support, and empty tensors.
 
-The gain goes to the smaller of the weight and the output. 16-bit outputs would be rounded twice if they were scaled
-after the sum, and so take the scaled weight.
+The gain is applied to the smaller of the weight and the output. 16-bit types use the scaled weight, because scaling the
+output would round it twice.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def side_by_side(
     mask: list[bool], plans: tuple[Plan, Plan],
     vendor: Callable[[list[bool]], Gradients], kernels: Callable[[list[bool]], Gradients],
 ) -> Gradients:  # fmt: skip
-    """Each gradient from where its plan says: dx has a plan of its own, the others share one."""
+    """The gradients, computed as their plans say: one plan for dx, and one for the others."""
     dx, dw = (plan.mode == "vendor" for plan in plans)
     theirs = [asked and there for asked, there in zip(mask, (dx, dw, dw, dw), strict=True)]
     ours = [asked and not there for asked, there in zip(mask, theirs, strict=True)]
@@ -40,7 +40,7 @@ def _wide(*tensors: Tensor) -> bool:
 
 
 def _pixel_step(t: Tensor) -> int:
-    """From one pixel of [batch, channels, pixels…] to the next, in a dense layout: dimensions of size 1 do not tell."""
+    """The stride of pixels in a dense [batch, channels, pixels…]; that of a dimension of size 1 is meaningless."""
     return next((step for size, step in zip(t.shape[:1:-1], t.stride()[:1:-1], strict=True) if size > 1), 1)
 
 
@@ -73,7 +73,7 @@ def linear(
     if dim != 1 and 0 < output < v.numel() and _wide(x, v, g) and v.numel() > 0:
         y = x @ v.t()
         scale_output(y.view(-1, v.shape[0]), g, norms, bias, relu)
-        return y, norms  # itself, not a view of it: users may change it in place
+        return y, norms  # not a view: users may modify it in place
     y = F.linear(x, _weight(x, v, g, norms, dim), None if bias is None else bias.to(x.dtype))
     return y.relu_() if relu else y, norms
 
@@ -95,7 +95,7 @@ def linear_backward(
 
 
 def _like(dw: Tensor, v: Tensor, dim: Dim) -> Tensor:
-    """dw in the memory order that ``project`` walks v in."""
+    """dw in the memory order in which ``project`` reads v."""
     ordered = in_memory_order(v, dim)
     if dw.stride() == ordered.stride():
         return dw
@@ -119,7 +119,7 @@ def convolution(
             return scale_output(_dense(y), g, norms, bias, relu), norms
     w = _weight(x, v, g, norms, dim)
     y = torch.ops.aten.convolution(x, w, None if bias is None else bias.to(x.dtype), *geometry)
-    if relu:  # of one dimension y is a view, and what is saved must not be: changes in place would go unnoticed
+    if relu:  # in one dimension y is a view; a saved view would hide in-place changes
         y = y.relu() if y._is_view() else y.relu_()
     return y, norms
 

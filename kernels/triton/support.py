@@ -1,4 +1,4 @@
-"""Whether triton is here, and what it can compile for."""
+"""Whether triton is available, and which targets it can compile for."""
 
 import functools
 import os
@@ -25,7 +25,7 @@ def parse_version(text: str) -> tuple[int, int]:
 
 @functools.cache
 def missing() -> str | None:
-    """None if a triton this project knows can be imported, else the reason."""
+    """None if a supported version of triton can be imported, else the reason."""
     try:
         import triton
     except ImportError as error:
@@ -53,7 +53,7 @@ def why_not(device: torch.device) -> str | None:
         return None
     if torch.version.hip is not None:
         name = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-        return None if name == "gfx942" else f"of AMD's GPUs it knows gfx942 (MI300), not {name}"
+        return None if name == "gfx942" else f"gfx942 (MI300) is the only supported AMD GPU, this is {name}"
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
@@ -67,9 +67,9 @@ def on_device(device: torch.device) -> AbstractContextManager[Any]:
 
 @functools.cache
 def target_of(device: torch.device) -> Target:
-    """The nearest target with tiles of its own, and the device's number of processors."""
+    """The nearest target that has its own tiles, and the device's number of processors."""
     if device.type != "cuda":
-        return Target("sm_80", TARGETS["sm_80"])  # the interpreter plays an A100
+        return Target("sm_80", TARGETS["sm_80"])  # the interpreter uses the plans of an A100
     properties: Any = torch.cuda.get_device_properties(device)
     if torch.version.hip is not None:
         return Target("gfx942", properties.multi_processor_count)

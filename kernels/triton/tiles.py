@@ -1,4 +1,4 @@
-"""Tile shapes of the matmul-like kernels: what is shipped, compiled by the audit and offered to the tuner."""
+"""Tile shapes of the matmul-like kernels, which the audit compiles and the tuner measures."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Tile(NamedTuple):
-    """A program's share: m × n results summed k at a time, by this many warps, with loads this many stages ahead."""
+    """The tile of one program: m × n results, summed k at a time, with its number of warps and pipeline stages."""
 
     m: int
     n: int
@@ -19,13 +19,13 @@ class Tile(NamedTuple):
 
 
 def products_of(dtypes: str) -> str:
-    """A key of TILES: what is multiplied. Weights are rounded to their activations' type; 16-bit types are alike."""
+    """The key of TILES. Weights are rounded to the activations' dtype; both 16-bit dtypes share their tiles."""
     activations = dtypes.partition("/")[0]
     return "16-bit" if activations in ("bf16", "fp16") else activations
 
 
-# Where a kernel's addresses or its epilogue leave no room for the usual tile's registers, or another count of warps
-# reads shared memory less often: by kernel, target family and products.
+# Replacements of tiles, by kernel, target family and products: if a kernel's addresses or epilogue leave too few
+# registers for the usual tile, or another number of warps reads shared memory less often.
 _INSTEAD = {
     # four warps read each element fewer times than eight: that leaves room for a single pass's squares
     ("linear", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 128, 16, 4, 4),
@@ -50,14 +50,14 @@ _INSTEAD = {
     ("weight_gradient", "sm_90", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
     ("weight_gradient", "sm_100", "fp32", Tile(16, 64, 32, 1, 5)): Tile(16, 64, 16, 2, 5),
 }
-# What a thread may have at most: told this, NVIDIA's assembler takes what it needs; left alone it aims for more threads
-# at a time, and now and then puts a value into memory to get there.
+# The register limit of a thread. With this limit NVIDIA's assembler uses as many as it needs; by default it aims for
+# more resident threads and sometimes spills a value to get there.
 MOST_REGISTERS = 255
 WEIGHT_GRADIENTS = ("linear_dw", "weight_gradient")  # the kernels whose epilogue reads v beside a full accumulator
-# Rows × elements that a program of the multi-tensor norms reduces at a time, where rows lie along memory or across it.
+# Rows × elements that a program of the multi-tensor norms reduces at a time, for contiguous and for interleaved rows.
 NORM_TILES = {"ALONG_R": 4, "ALONG_E": 256, "ACROSS_R": 64, "ACROSS_E": 16}
 KERNELS = ("linear", "linear_dx", "linear_dw", "few_rows", "gather", "scatter", "weight_gradient")
-FEW_ROWS = 16  # of a batch, up to which the weight gradient is made without dW in memory
+FEW_ROWS = 16  # batch rows up to which the weight gradient is computed without dW in memory
 # For batches of a few rows on machines of many processors: half as wide, so that twice as many programs read weights.
 # Two warps read x from shared memory fewer times than four, which counts where DRAM is fastest.
 _NARROW = {
@@ -67,8 +67,8 @@ _NARROW = {
 }
 
 
-# Where rows cannot be read 16 bytes at a time (contiguous images, sizes that are no multiples of 16), every element has
-# an address of its own, and past 2³¹ elements addresses take twice the room: small tiles, shared by many threads.
+# If rows cannot be read 16 bytes at a time (contiguous images, sizes that are not multiples of 16), every element needs
+# its own address, and beyond 2³¹ elements addresses take twice the registers: small tiles, shared by many threads.
 _UNALIGNED: tuple[Tile, ...] = (Tile(64, 64, 32, 8, 2), Tile(16, 64, 32, 4, 2))
 
 
@@ -101,20 +101,20 @@ def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tu
 
 
 def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
-    """Where dx can multiply dy's tile by g/n in its loop; elsewhere dy is scaled before.
+    """Whether dx can multiply dy's tile by g/n in its loop at no cost; otherwise dy is scaled before.
 
-    Under tensor cores that are fed from registers (sm_80), or, where the tile came through registers anyway (sm_90), if
-    they are busy enough; and among float32's own multiply-adds, which NVIDIA's tensor cores do not make.
+    It can if tensor cores are fed from registers (sm_80), if the tile passes through registers anyway and the tensor
+    cores are busy enough (sm_90), and for float32, which NVIDIA's tensor cores do not compute.
     """
     busy = {"sm_80": True, "sm_90": dtypes in ("bf16", "tf32", "fp32"), "sm_100": dtypes == "fp32", "gfx942": False}
     return tile.m * tile.n >= 128 * 128 and busy[family]
 
 
 def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:
-    """Where summing squares hides: under the tensor cores of the largest tile, under v's way from memory in small ones.
+    """Whether summing squares is hidden: by the tensor cores in the largest tile, by the loads of v in small tiles.
 
-    In between the loop waits for shared memory, from which v's tile is read twice; so does the largest tile of sm_80
-    where v is float32 under 16-bit activations.
+    In between, the loop waits for shared memory, from which it reads v's tile twice. So does the largest tile of sm_80
+    if v is float32 under 16-bit activations.
     """
     if dtypes == "fp32" and family != "gfx942":  # one more multiply-add among those of the products
         return tile.m >= 64 or family != "sm_100"

@@ -1,7 +1,7 @@
-"""The plan of a problem: what ``wnfused tune`` measured on this device, else the rule's.
+"""The plan of a problem: the fastest one that ``wnfused tune`` measured on this device, or the rule's.
 
-Winners are kept in one JSON file a device, versioned by triton, device and kernel source, keyed by bucketed shape. A
-file that is corrupt or was made by something else is ignored, with one log line.
+The fastest plans are stored in one JSON file per device, versioned by triton, device and kernel source, and keyed by
+bucketed shape. A file that is corrupt or was written for another version is ignored, with one log line.
 """
 
 import functools
@@ -41,7 +41,7 @@ def device_name(device: torch.device) -> str:
 
 
 def cache_file(device: torch.device) -> Path:
-    """``$WNFUSED_TUNE_DIR``, or wnfused's folder in the user's cache; a file for each kind of device."""
+    """The file for this kind of device, in ``$WNFUSED_TUNE_DIR`` or in wnfused's directory of the user's cache."""
     folder = os.environ.get("WNFUSED_TUNE_DIR")
     root = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wnfused"
     return root / f"tune-{device_name(device).replace(' ', '-').replace('/', '-')}.json"
@@ -49,7 +49,7 @@ def cache_file(device: torch.device) -> Path:
 
 @functools.cache
 def source_digest() -> str:
-    """Of the kernels, tiles and launches: a winner is one among these."""
+    """A fingerprint of the kernels, tiles and launches, for which the stored plans are valid."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(file.name.encode() + file.read_bytes())
@@ -66,7 +66,7 @@ def _header(device: torch.device) -> dict[str, str]:
 def _winners(device: torch.device) -> dict[Problem, Plan]:
     try:
         file = cache_file(device)
-    except RuntimeError:  # a user without a home folder has no winners either
+    except RuntimeError:  # a user without a home directory has no stored plans
         return {}
     try:
         content = json.loads(file.read_text())
@@ -99,7 +99,7 @@ def _read_plan(fields: list[Any]) -> Plan:
 
 
 def save(winners: dict[Problem, Plan], device: torch.device) -> Path:
-    """Adds the winners to the device's file, which appears whole or not at all."""
+    """Add the winners to the device's file, atomically."""
     file = cache_file(device)
     merged = {**_winners(device), **winners}
     entries = [{"problem": list(problem), "plan": [p.mode, list(p.tile), p.splits]} for problem, p in merged.items()]
@@ -110,7 +110,7 @@ def save(winners: dict[Problem, Plan], device: torch.device) -> Path:
 
 
 def forget() -> None:
-    """Read the file again when a plan is next asked for."""
+    """Read the file again when a plan is next requested."""
     _winners.cache_clear()
     _plan.cache_clear()
 
@@ -119,7 +119,7 @@ def forget() -> None:
 
 
 def candidates(problem: Problem, target: rules.Target) -> Iterator[Plan]:
-    """The rule's plan first, then every other: all tiles and modes, the sum whole and in shares."""
+    """The rule's plan first, then all others: every tile and mode, with and without split-K."""
     first = rules.plan_by_rule(problem, target)
     yield first
     splittable = problem.kernel in ("linear", "linear_dw", "weight_gradient")
@@ -146,7 +146,7 @@ def tune(
 ) -> dict[Problem, Plan]:
     """The fastest plan of each problem; ``seconds`` measures one, and raises where it does not fit the device.
 
-    An error of the device itself ends it: nothing that is measured after one counts.
+    An error of the device itself ends the tuning, because later measurements would be meaningless.
     """
     target, winners = support.target_of(device), {}
     for problem in map(rules.bucketed, problems):

@@ -1,4 +1,4 @@
-"""The table of norm ratios over depth in docs/initialization.md: the command that makes it, on small networks."""
+"""The command that makes the depth tables of docs/initialization.md, on small networks."""
 
 import importlib.util
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_every_scheme_has_a_row(make, monkeypatch, capsys):
     assert rows[0] in capsys.readouterr().out
 
 
-def test_a_signal_that_overflows_is_called_so():
+def test_an_overflow_is_shown_as_such():
     assert depth.cell([(1.0, float("inf")), (2.0, 1.0)]) == "1.5 / overflow"
 
 

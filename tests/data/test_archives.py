@@ -1,4 +1,4 @@
-"""Archives that try to leave their folder are refused, and leave nothing behind."""
+"""Archives with paths outside their directory are rejected and leave nothing behind."""
 
 import random
 import tarfile
@@ -60,7 +60,7 @@ def test_hostile_archives(kind, tmp_path):
     assert tree(tmp_path) == before
 
 
-def test_a_file_too_large_to_be_true(tmp_path, monkeypatch):
+def test_an_implausibly_large_file(tmp_path, monkeypatch):
     monkeypatch.setattr("wnfused.data.archives.LARGEST", 1000)
     (tmp_path / ARCHIVE).write_bytes(made.tar(MEMBERS))
     with pytest.raises(DataError, match=r"train.bin' has \d+ bytes"):
@@ -68,14 +68,14 @@ def test_a_file_too_large_to_be_true(tmp_path, monkeypatch):
     assert tree(tmp_path) == [ARCHIVE]
 
 
-def test_only_what_was_asked_for_is_unpacked(tmp_path):
+def test_only_requested_files_are_unpacked(tmp_path):
     (tmp_path / ARCHIVE).write_bytes(made.tar({f"{FOLDER}/readme.html": b"<html>", **MEMBERS, "stray": b"x"}))
     unpack(tmp_path / ARCHIVE, FOLDER, tuple(FILES))
     assert tree(tmp_path) == sorted([ARCHIVE, FOLDER, *MEMBERS])
     assert all((tmp_path / name).read_bytes() == data for name, data in MEMBERS.items())
 
 
-def test_unpacking_replaces_a_broken_folder_and_keeps_it_if_it_cannot(tmp_path):
+def test_unpacking_replaces_a_broken_directory_only_on_success(tmp_path):
     made.write_folder(tmp_path / FOLDER, {"train.bin": b"half"})
     whole = made.tar(MEMBERS)
     for broken, message in (
@@ -107,5 +107,5 @@ def test_a_flipped_bit_in_a_packed_archive_never_changes_a_file(mode, tmp_path):
         except DataError:
             refused += 1
         else:
-            assert found == wanted  # a bit that means nothing, such as the time of packing
+            assert found == wanted  # an unused bit, such as one of the time stamp
     assert refused > 900

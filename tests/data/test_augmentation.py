@@ -1,4 +1,4 @@
-"""Augmentation of batches against images that are augmented one by one, pixel by pixel, in plain Python."""
+"""Augmentation of batches, compared with images augmented one by one, pixel by pixel, in plain Python."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def numbers(draws: Draws, i: int) -> list[int]:
 
 
 def reference(image: Tensor, augmentation: Augmentation, drawn: list[int], mean, std) -> Tensor:
-    """One image, one pixel after the other."""
+    """Augment one image, pixel by pixel."""
     channels, height, width = image.shape
     top, left, flipped, row, column = drawn
     first_row, first_column = row - augmentation.cutout // 2, column - augmentation.cutout // 2
@@ -38,7 +38,7 @@ def reference(image: Tensor, augmentation: Augmentation, drawn: list[int], mean,
     for c in range(channels):
         scale = torch.tensor(1 / (255 * std[c]), dtype=torch.float32)
         shift = torch.tensor(-mean[c] / std[c], dtype=torch.float32)
-        levels = (torch.arange(256, dtype=torch.float32) * scale + shift).tolist()  # what each byte becomes
+        levels = (torch.arange(256, dtype=torch.float32) * scale + shift).tolist()  # the normalized value of each byte
         for y in range(height):
             for x in range(width):
                 in_square = first_row <= y < first_row + augmentation.cutout
@@ -69,7 +69,7 @@ def reference(image: Tensor, augmentation: Augmentation, drawn: list[int], mean,
     ],
     ids=str,
 )
-def test_batches_are_what_images_one_by_one_are(augmentation, shape, device):
+def test_batches_equal_images_augmented_one_by_one(augmentation, shape, device):
     channels, height, width = shape
     split, mean, std = pictures(11, *shape), MEAN[:channels], STD[:channels]
     loader = Loader(split, 8, mean=mean, std=std, augmentation=augmentation, seed=3, device=device)
@@ -80,7 +80,7 @@ def test_batches_are_what_images_one_by_one_are(augmentation, shape, device):
             assert torch.equal(images[i].cpu(), expected)
 
 
-def test_every_position_is_drawn_and_equally_often():
+def test_every_position_is_drawn_equally_often():
     draws = draw(20_000, 32, 28, 4, generator("test"))
     for values, bound in zip(draws, (9, 9, 2, 32, 28), strict=True):
         share = torch.bincount(values, minlength=bound) / len(values)
@@ -88,7 +88,7 @@ def test_every_position_is_drawn_and_equally_often():
         assert share.sub(1 / bound).abs().max() < 5 * (1 / bound / len(values)) ** 0.5  # five standard deviations
 
 
-def test_draws_of_one_kind_do_not_depend_on_the_other_kinds():
+def test_draws_of_one_augmentation_do_not_depend_on_the_others():
     split = pictures(8)
     options = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "shuffle": False}
 
@@ -108,13 +108,13 @@ def test_pixels_are_normalized():
     torch.testing.assert_close(images.double().mean((0, 2, 3)), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_cutout_leaves_the_mean():
+def test_cutout_sets_pixels_to_the_mean():
     images, _ = next(Loader(pictures(64), 64, mean=MEAN, std=STD, augmentation=Augmentation(cutout=16)).epoch(0))
     cut = (images == 0).all(1).sum((1, 2))
     assert cut.max() == 256 and cut.min() >= 64  # a corner keeps a quarter of the square
 
 
-def test_the_split_is_left_alone():
+def test_the_split_is_not_changed():
     split = pictures(20)
     before = split.images.clone()
     for _ in Loader(split, 8, mean=MEAN, std=STD, augmentation=EVERYTHING).epoch(0):

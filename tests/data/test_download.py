@@ -1,4 +1,4 @@
-"""Downloads from a server on this machine that cuts off, refuses, lies or cannot continue."""
+"""Downloads from a local server that drops connections, returns errors or wrong data, or cannot resume."""
 
 import dataclasses
 import gzip
@@ -25,7 +25,7 @@ DATA = np.random.default_rng(0).integers(0, 256, 1_000_000, np.uint8).tobytes()
 
 @dataclass
 class Server:
-    """What it serves, how it misbehaves, and what it was asked for."""
+    """The files of the server, its faults, and the requests it received."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -120,13 +120,13 @@ def test_a_bar_on_a_terminal(server, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("lengths", [True, False])
-def test_a_cut_connection_continues_where_it_broke(lengths, server, tmp_path):
+def test_a_dropped_connection_is_resumed(lengths, server, tmp_path):
     server.cuts, server.lengths = [300_000, 0, 250_000], lengths
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
     assert ranges(server) == [None, "bytes=300000-", "bytes=300000-", "bytes=550000-"]
 
 
-def test_the_next_run_continues_too(server, tmp_path):
+def test_the_next_run_resumes_the_download(server, tmp_path):
     server.cuts = [100_000] * 4
     with pytest.raises(
         DataError, match=r"connection was lost after 400000 of 1000000 bytes; the partial download is kept in .*part"
@@ -137,19 +137,19 @@ def test_the_next_run_continues_too(server, tmp_path):
     assert ranges(server)[4:] == ["bytes=400000-"] and names(tmp_path) == ["file.gz"]
 
 
-def test_a_whole_part_needs_no_request(server, tmp_path):
+def test_a_complete_partial_file_needs_no_request(server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(DATA)
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
     assert server.asked == []
 
 
-def test_a_server_that_cannot_continue_starts_again(server, tmp_path):
+def test_a_server_without_ranges_sends_the_whole_file(server, tmp_path):
     server.ranges, server.cuts = False, [300_000]
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
     assert ranges(server) == [None, "bytes=300000-"]
 
 
-def test_a_server_that_refuses_to_continue_is_asked_for_the_whole(server, tmp_path):
+def test_a_rejected_range_falls_back_to_the_whole_file(server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(DATA[:1000])
     server.statuses = [416]
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
@@ -157,7 +157,7 @@ def test_a_server_that_refuses_to_continue_is_asked_for_the_whole(server, tmp_pa
 
 
 @pytest.mark.parametrize("part", [b"x" * 10, b"x" * len(DATA), b"x" * (len(DATA) + 1)], ids=len)
-def test_a_spoiled_part_is_replaced(part, server, tmp_path):
+def test_a_corrupt_partial_file_is_replaced(part, server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(part)
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
     assert ranges(server)[-1] is None and names(tmp_path) == ["file.gz"]
@@ -168,14 +168,14 @@ def test_a_file_of_the_wrong_size_is_downloaded_again(server, tmp_path):
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
 
 
-def test_wrong_content_is_thrown_away(server, tmp_path):
+def test_wrong_content_is_discarded(server, tmp_path):
     with pytest.raises(DataError, match=rf"file.gz: the SHA-256 of the downloaded file is not {'0' * 64}$"):
         fetch(server.source(sha256="0" * 64), tmp_path)
     assert names(tmp_path) == [] and ranges(server) == [None]
 
 
 @pytest.mark.parametrize("lengths", [True, False])
-def test_another_size_is_refused(lengths, server, tmp_path):
+def test_a_different_size_is_rejected(lengths, server, tmp_path):
     server.lengths = lengths
     message = "offers 1000000 bytes instead of 999000" if lengths else "sends more than 999000 bytes"
     with pytest.raises(DataError, match=message):
@@ -183,7 +183,7 @@ def test_another_size_is_refused(lengths, server, tmp_path):
     assert not (tmp_path / "file.gz").exists() and len(server.asked) == 1
 
 
-def test_refusals_are_not_repeated_and_troubles_are(server, tmp_path):
+def test_only_temporary_errors_are_retried(server, tmp_path):
     server.statuses = [404]
     with pytest.raises(DataError, match=r"cannot download file.gz: http://127.0.0.1:\d+/file.gz: HTTP 404 Not Found$"):
         fetch(server.source(), tmp_path)
@@ -205,7 +205,7 @@ def test_mirrors_are_tried_in_turn(server, tmp_path):
     assert [path for path, _ in server.asked] == ["/gone/file.gz", "/file.gz", "/gone/file.gz"]
 
 
-def test_folders_that_cannot_be_written(server, tmp_path):
+def test_directories_that_cannot_be_written(server, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with (
         pytest.raises(DataError, match="cannot write .*; set WNFUSED_DATA to download to another folder"),
@@ -231,7 +231,7 @@ def test_cache_folder(monkeypatch, tmp_path):
 
 @pytest.fixture
 def official(server, tmp_path, monkeypatch) -> Server:
-    """The server in the place of the official addresses, and an empty cache folder."""
+    """The server replaces the official addresses, and the cache directory is empty."""
     monkeypatch.setenv("WNFUSED_DATA", str(tmp_path / "cache"))
     server.files = {f"{name}.gz": gzip.compress(made.idx(array)) for name, array in made.mnist().items()}
     sources = {"mnist": tuple(server.source(name) for name in server.files)}
@@ -286,7 +286,7 @@ def test_errors_say_where_to_get_it(official, tmp_path):
     assert "HTTP 404" in message and PAGES["cifar10"] in message and "pass its folder as data_dir" in message
 
 
-def test_a_cache_that_was_damaged(official, tmp_path):
+def test_a_damaged_cache(official, tmp_path):
     load("cifar100")
     (tmp_path / "cache" / "cifar100" / "cifar-100-binary" / "train.bin").write_bytes(b"short")
     with pytest.raises(
@@ -295,9 +295,9 @@ def test_a_cache_that_was_damaged(official, tmp_path):
         load("cifar100")
 
 
-def test_who_starts_together_downloads_once(official):
+def test_concurrent_loads_download_once(official):
     official.pause = 0.1  # long enough for the others to arrive
-    with ThreadPoolExecutor(3) as pool:  # the lock is one of open files: it holds between threads as between processes
+    with ThreadPoolExecutor(3) as pool:  # the lock belongs to the open file, so threads behave like processes
         sizes = list(pool.map(lambda _: len(load("cifar100").train), range(3)))
     assert sizes == [3, 3, 3]
     assert [path for path, _ in official.asked] == ["/cifar-100-binary.tar.gz"]

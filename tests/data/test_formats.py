@@ -1,4 +1,4 @@
-"""Every official form of every data set is read right; what is missing, cut off or wrong is named."""
+"""Every official format of every data set is read correctly; errors name missing, truncated or wrong files."""
 
 import gzip
 import importlib
@@ -27,11 +27,11 @@ def test_digits_come_with_the_installation():
     assert not (data.train.images[:, None].flatten(2)[:50] == data.test.images[None].flatten(2)).all(2).any()
 
 
-def test_digits_are_scikit_learns_enlarged():
+def test_digits_are_enlarged_from_scikit_learn():
     from sklearn.datasets import load_digits
 
     originals, labels = load_digits(return_X_y=True)
-    centres = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)  # of the 32 pixels, counted in the 8
+    centres = np.clip((np.arange(32) + 0.5) / 4 - 0.5, 0, 7)  # of the 32 pixels, in units of the 8
     weights = np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(8)))  # [32, 8]
     large = np.rint(weights @ originals.reshape(-1, 8, 8) @ weights.T * 255 / 16).astype(np.uint8)
     expected = {image.tobytes(): int(label) for image, label in zip(large, labels, strict=True)}
@@ -97,10 +97,10 @@ def test_cifar_unpacked(name, form, tmp_path):
     batches = made.cifar(name, form)
     made.write_folder(tmp_path / folder, made.cifar_files(name, form, batches))
     check_cifar(name, form, batches, tmp_path)
-    check_cifar(name, form, batches, tmp_path / folder)  # the folder itself will do
+    check_cifar(name, form, batches, tmp_path / folder)  # the unpacked directory itself
     (tmp_path / "data").mkdir()
     (tmp_path / folder).rename(tmp_path / "data" / name)
-    check_cifar(name, form, batches, tmp_path / "data")  # or one that is called like the data set
+    check_cifar(name, form, batches, tmp_path / "data")  # or a directory with the name of the data set
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS)
@@ -117,7 +117,7 @@ def test_cifar_packed(name, form, tmp_path):
     check_cifar(name, form, batches, tmp_path)
 
 
-def test_a_half_unpacked_folder_gives_way_to_the_archive(tmp_path):
+def test_the_archive_is_used_instead_of_a_half_unpacked_directory(tmp_path):
     batches = made.cifar("cifar10", "binary")
     files = made.cifar_files("cifar10", "binary", batches)
     made.write_folder(tmp_path / "cifar-10-batches-bin", {"data_batch_1.bin": files["data_batch_1.bin"]})
@@ -127,7 +127,7 @@ def test_a_half_unpacked_folder_gives_way_to_the_archive(tmp_path):
 
 
 def expect(name: str, data_dir: Path, *parts: str) -> None:
-    """One line that names the data set, the trouble, where the data comes from and what to do."""
+    """The error is one line with the data set, the problem, the source of the data and what to do."""
     with pytest.raises(DataError) as caught:
         load(name, data_dir=data_dir)
     message = str(caught.value)
@@ -137,14 +137,14 @@ def expect(name: str, data_dir: Path, *parts: str) -> None:
         assert part in message
 
 
-def test_nothing_there(tmp_path):
+def test_missing_data(tmp_path):
     expect("mnist", tmp_path / "nowhere", f"data_dir: {tmp_path / 'nowhere'} does not exist")
     expect("mnist", tmp_path, "train-images-idx3-ubyte[.gz]", f"not in {tmp_path}")
     expect("cifar10", tmp_path, f"{tmp_path} contains none of cifar-10-batches-bin, cifar-10-binary.tar.gz")
     expect("cifar100", tmp_path, "cifar-100-python.tar.gz", f"{tmp_path} contains none of")
 
 
-def test_a_folder_that_cannot_be_looked_into(tmp_path, monkeypatch):
+def test_an_unreadable_directory(tmp_path, monkeypatch):
     def refuse(path: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -206,7 +206,7 @@ def test_labels_out_of_range(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 1, 1000, 3073, 9218])
-def test_binary_files_cut_off(keep, tmp_path):
+def test_truncated_binary_files(keep, tmp_path):
     files = made.cifar_files("cifar10", "binary", made.cifar("cifar10", "binary"))
     files["data_batch_4.bin"] = files["data_batch_4.bin"][:keep]
     made.write_folder(tmp_path, files)
@@ -220,7 +220,7 @@ def test_binary_files_cut_off(keep, tmp_path):
         )
 
 
-def test_archives_cut_off(tmp_path):
+def test_truncated_archives(tmp_path):
     files = made.cifar_files("cifar100", "python", made.cifar("cifar100", "python", 50))
     data = made.tar({f"cifar-100-python/{file}": content for file, content in files.items()})
     archive = tmp_path / "cifar-100-python.tar.gz"
@@ -246,6 +246,6 @@ def test_unknown_names(name, near):
 
 
 @pytest.mark.parametrize("name", ["imagenet", "", None, 10, ["mnist"]])
-def test_names_like_none(name):
+def test_names_without_a_similar_one(name):
     with pytest.raises(DataError, match=f"unknown data set .*(K|k)nown data sets: {', '.join(NAMES)}$"):
         load(name)

@@ -1,4 +1,4 @@
-"""Order, resuming, several processes and layouts of the loader's batches; the validation split."""
+"""The loader's batches: order, resuming, several processes and layouts; the validation split."""
 
 import re
 
@@ -14,7 +14,7 @@ PLAIN = {"mean": (0.0,), "std": (1.0,)}
 
 
 def numbered(count: int) -> Split:
-    """Picture number i has the label i, and shows it."""
+    """Image i has the label i and the pixel value i."""
     images = torch.arange(count).to(torch.uint8).reshape(-1, 1, 1, 1).repeat(1, 1, 8, 8)
     return Split(images, torch.arange(count))
 
@@ -55,25 +55,25 @@ def test_an_epoch_shows_every_image_once():
         assert torch.equal((images[:, 0, 0, 0] * 255).round().long(), numbers)
 
 
-def test_order_is_a_function_of_seed_and_epoch_alone():
+def test_order_depends_only_on_seed_and_epoch():
     orders = {
         (seed, epoch): labels(Loader(numbered(50), 8, seed=seed, **PLAIN), epoch) for seed in (0, 1) for epoch in (0, 1)
     }
     assert len({tuple(order) for order in orders.values()}) == 4
-    torch.manual_seed(99)  # the global generator has no say, and is left alone
+    torch.manual_seed(99)  # the global generator is neither used nor changed
     state = torch.get_rng_state()
     again = Loader(numbered(50), 8, seed=1, augmentation=EVERYTHING, **PLAIN)
     assert labels(again, 0) == orders[1, 0] and labels(again, 1) == orders[1, 1]
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     one, other = Loader(numbered(50), 8, seed=3, **PLAIN), Loader(numbered(50), np.int64(8), seed=np.int32(3), **PLAIN)
     assert labels(one, 2) == labels(other, np.int64(2))
     assert torch.equal(hold_out(numbered(9), 0.3, 5)[1].labels, hold_out(numbered(9), 0.3, np.int64(5))[1].labels)
 
 
-def test_without_shuffling_the_order_is_the_splits():
+def test_without_shuffling_the_order_is_that_of_the_split():
     assert labels(Loader(numbered(50), 8, shuffle=False, **PLAIN), 3) == list(range(50))
 
 
@@ -110,7 +110,7 @@ def test_augmentation_differs_between_batches_epochs_and_seeds():
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])
-def test_processes_together_see_what_one_sees(world):
+def test_processes_together_see_the_images_of_a_single_process(world):
     options = {"augmentation": EVERYTHING, "seed": 7, **PLAIN}
     alone = batches(Loader(numbered(29), 9, **options), 1)  # the last batch has 2 images, fewer than processes
     ranks = [batches(Loader(numbered(29), 9, rank=rank, world=world, **options), 1) for rank in range(world)]
@@ -123,7 +123,7 @@ def test_processes_together_see_what_one_sees(world):
 
 
 @pytest.mark.parametrize("augmentation", [Augmentation(), EVERYTHING], ids=str)
-def test_channels_last_is_a_matter_of_strides(augmentation):
+def test_channels_last_changes_only_the_strides(augmentation):
     split = Split(torch.randint(256, (10, 3, 8, 6), dtype=torch.uint8), torch.arange(10))
     options = {"mean": (0.5,) * 3, "std": (0.2,) * 3, "augmentation": augmentation}
     plain, last = batches(Loader(split, 4, **options), 0), batches(Loader(split, 4, channels_last=True, **options), 0)
@@ -172,10 +172,10 @@ def test_bad_epochs():
         ((0, 4), "start: expected 0 to 3, got 4"),
     ):
         with pytest.raises((ValueError, TypeError), match=f"^Loader: {message}$"):
-            loader.epoch(*arguments)  # at once, not when the first batch is asked for
+            loader.epoch(*arguments)  # immediately, not at the first batch
 
 
-def test_an_evaluation_may_ask_for_more_than_there_is():
+def test_evaluation_batches_may_exceed_the_number_of_images():
     loader = Loader(numbered(10), 64, shuffle=False, **PLAIN)
     assert len(loader) == 1 and loader.global_size(0) == 10 and labels(loader, 0) == list(range(10))
 
@@ -198,7 +198,7 @@ def test_no_images():
         Loader(empty, 1, **PLAIN)
 
 
-def test_hold_out_cuts_the_split_in_two():
+def test_hold_out_splits_the_data_in_two():
     split = numbered(100)
     train, validation = hold_out(split, 0.1, seed=3)
     assert len(train) == 90 and len(validation) == 10
@@ -216,7 +216,7 @@ def test_fractions_outside_of_0_to_1(fraction):
         hold_out(numbered(10), fraction, seed=0)
 
 
-def test_hold_out_needs_images_for_both_parts_and_a_whole_seed():
+def test_hold_out_needs_images_for_both_parts_and_an_integer_seed():
     for fraction in (0.01, 0.99):
         with pytest.raises(DataError, match=f"{fraction} of 10 images leaves one of the two parts empty"):
             hold_out(numbered(10), fraction, seed=0)
@@ -224,7 +224,7 @@ def test_hold_out_needs_images_for_both_parts_and_a_whole_seed():
         hold_out(numbered(10), 0.1, seed=1.0)
 
 
-def test_splits_hold_bytes_and_as_many_labels():
+def test_a_split_needs_bytes_and_one_label_per_image():
     images, numbers = torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.zeros(4).long()
     for bad in ((images.float(), numbers), (images[0], numbers), (images, numbers[:3]), (images, numbers.int())):
         with pytest.raises(ValueError, match="^Split: (images|labels): expected torch"):

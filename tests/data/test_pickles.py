@@ -1,4 +1,4 @@
-"""Reading a pickle runs nothing: arrays and plain containers come out, everything else is refused."""
+"""Reading a pickle executes nothing: it returns arrays and plain containers, and everything else is rejected."""
 
 import collections
 import contextlib
@@ -15,7 +15,7 @@ from tests.support import data_files as made
 from wnfused.data import DataError, load
 from wnfused.data.pickles import read_pickle
 
-# CIFAR as Python 2 and an early numpy wrote it: text as str, arrays by numpy.core.multiarray._reconstruct.
+# CIFAR as written by Python 2 and an early numpy: text as str, arrays by numpy.core.multiarray._reconstruct.
 OFFICIAL = (
     b"\x80\x02}q\x01(U\x0bbatch_labelq\x02U\x15training batch 1 of 5q\x03U\x06labelsq\x04]q\x05(K\x06K\tK\x04e"
     b"U\x04dataq\x06cnumpy.core.multiarray\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\t"
@@ -28,7 +28,7 @@ def test_a_pickle_of_python_2():
     found = read_pickle(OFFICIAL, "file")
     assert found["batch_label"] == b"training batch 1 of 5" and found["labels"] == [6, 9, 4]
     assert np.array_equal(found["data"], np.array([[59, 43], [50, 16], [61, 26]], np.uint8))
-    assert np.array_equal(pickle.loads(OFFICIAL, encoding="bytes")[b"data"], found["data"])  # what pickle itself says
+    assert np.array_equal(pickle.loads(OFFICIAL, encoding="bytes")[b"data"], found["data"])  # pickle itself agrees
 
 
 @pytest.mark.parametrize("protocol", range(2, pickle.HIGHEST_PROTOCOL + 1))
@@ -52,12 +52,12 @@ def test_pickles_of_python_3(protocol, core):
 
 
 def renamed(data: bytes, old: str, new: str) -> bytes:
-    """The same pickle, of a numpy with another name for its core."""
+    """The same pickle, from a numpy whose core has another name."""
     for kind in ("multiarray", "numeric"):
         before, after = f"{old}.{kind}".encode(), f"{new}.{kind}".encode()
         data = data.replace(b"c" + before, b"c" + after)
         data = data.replace(b"\x8c" + bytes((len(before),)) + before, b"\x8c" + bytes((len(after),)) + after)
-    if data[1] >= 4:  # frames count bytes; a pickle without them is as good
+    if data[1] >= 4:  # frames have byte counts, and are optional
         data = unframed(data)
     return data
 
@@ -94,7 +94,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_what_a_pickle_names_is_not_called(kind, protocol, tmp_path):
+def test_functions_named_in_a_pickle_are_not_called(kind, protocol, tmp_path):
     mark = tmp_path / "mark"
     data = pickle.dumps({"data": HOSTILE[kind](mark)}, protocol)
     with pytest.raises(DataError, match="^file is unsafe: it is a pickle that refers to "):
@@ -103,7 +103,7 @@ def test_what_a_pickle_names_is_not_called(kind, protocol, tmp_path):
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_hostile_cifar_runs_nothing(packed, tmp_path):
+def test_a_malicious_cifar_file_executes_nothing(packed, tmp_path):
     mark = tmp_path / "mark"
     files = made.cifar_files("cifar10", "python", made.cifar("cifar10", "python"))
     files["test_batch"] = pickle.dumps({b"data": Calls(os.system, f"touch {mark}"), b"labels": [0]})
@@ -118,12 +118,12 @@ def test_a_hostile_cifar_runs_nothing(packed, tmp_path):
     assert not mark.exists()
 
 
-def test_what_a_file_does_to_the_stand_ins_does_not_outlive_it():
-    def change(name: bytes) -> bytes:  # sets attributes of what it names
+def test_changes_to_the_replacement_classes_do_not_persist():
+    def change(name: bytes) -> bytes:  # sets attributes of the named object
         return b"\x80\x02}X\x01\x00\x00\x00ac" + name + b"\n(N}X\x0c\x00\x00\x00__defaults__)stbs."
 
     for name in (b"_codecs\nencode", b"numpy.core.multiarray\n_reconstruct", b"numpy\ndtype", b"numpy\nndarray"):
-        pickletools.dis(change(name), io.StringIO())  # it is a whole pickle
+        pickletools.dis(change(name), io.StringIO())  # the pickle is complete
         with contextlib.suppress(DataError):
             read_pickle(change(name), "file")
         assert np.array_equal(read_pickle(OFFICIAL, "file")["data"][0], [59, 43])
@@ -167,7 +167,7 @@ def test_broken_pickles(kind):
         ({b"data": np.zeros((1, 3072), np.uint8), b"labels": [2**70]}, "is corrupt"),
     ],
 )
-def test_pickles_that_are_no_cifar(entries, message, tmp_path):
+def test_pickles_that_are_not_cifar(entries, message, tmp_path):
     files = made.cifar_files("cifar10", "python", made.cifar("cifar10", "python"))
     made.write_folder(tmp_path, {**files, "data_batch_2": pickle.dumps(entries)})
     with pytest.raises(DataError, match=f"data_batch_2 .*{message}"):

@@ -1,4 +1,4 @@
-"""``wnfused doctor``: the page on a model, and what it says of models that cannot be made or run."""
+"""``wnfused doctor``: the report on a model, and errors for models that cannot be created or run."""
 
 import sys
 from pathlib import Path
@@ -15,7 +15,7 @@ from wnfused.init.layers import find_layers
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the user's with a few models."""
+    """A user's module with a few models."""
     (tmp_path / "my_models.py").write_text(
         "import torch\n"
         "from torch import nn\n"
@@ -53,19 +53,17 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, captured.out, captured.err
 
 
-def test_the_page(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sections_of_the_report(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, page, _ = run(capsys, f"{module}:net(5, bias=False)", "--input", "6,4")
     assert code == 0
-    assert "0 wnfused layers, 2 under torch's weight_norm, 39 parameters in all" in page
+    assert "0 wnfused layers, 2 under torch's weight_norm, 39 parameters in total" in page
     assert "before_relu" in page and "‖h‖/‖x‖" in page
     assert "converted 2 layers, skipped 0" in page
     for title in ("Layers", "Roles and gains", "Signal", "Dead rows", "Dtypes and layouts", "What fusing would save"):
         assert f"{title}\n{'-' * len(title)}\n" in page
 
 
-def test_a_model_that_is_there_already_and_a_plot(
-    module: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_module_object_and_a_plot(module: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, page, _ = run(capsys, f"{module}:made", "--input", "6,4", "--plot", str(tmp_path / "signal.png"))
     assert code == 0 and "plot: " in page
     assert (tmp_path / "signal.png").stat().st_size > 5000
@@ -102,27 +100,27 @@ def test_a_plot_that_cannot_be_written_is_one_line(
 
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 def test_torchs_old_weight_norm(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model that copy.deepcopy refuses."""
+    """copy.deepcopy fails on such a model."""
     code, page, _ = run(capsys, f"{module}:old(5)", "--input", "6,4")
     assert code == 0 and "before_relu" in page and "converted 2 layers, skipped 0" in page
     assert "second copy of the weights" in page
 
 
-def test_a_layer_that_is_not_reached_and_one_without_a_formula(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The page says what is not known, and gives the rest; a model may answer with a dict."""
-    with pytest.warns(UserWarning, match="explain: left as they were"):
+def test_an_uncalled_layer_and_an_unsupported_one(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report says what is unknown and shows the rest; the model returns a dict."""
+    with pytest.warns(UserWarning, match="explain: unsupported layers were left unchanged"):
         code, page, _ = run(capsys, f"{module}:Spare", "--input", "6,4")
-    assert code == 0 and "not known: infer_roles: 'spare': not called" in page
+    assert code == 0 and "unknown: infer_roles: 'spare': not called" in page
     assert "not examined: memory (LSTM)" in page and "used" in page.split("Signal")[1]
 
 
-def test_16_bit_models_get_an_example_they_can_read() -> None:
+def test_16_bit_models_get_a_16_bit_example() -> None:
     model = nn.Sequential(wnfused.WNLinear(4, 3), nn.ReLU()).bfloat16()
     page = doctor.examine(model, torch.randn(5, 4))
     assert "before_relu" in page and "weights in torch.bfloat16" in page and "not measured" not in page
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = nn.Sequential(wnfused.WNLinear(4, 3), nn.BatchNorm1d(3), nn.Dropout().eval())
     before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     for example in (torch.randn(5, 4, generator=torch.Generator()), torch.zeros(5, 7)):
@@ -142,7 +140,7 @@ def test_dead_rows_and_dtypes() -> None:
     with torch.no_grad():
         model[0].weight_v[1] = 0.0
         model[0].weight_g[2] = 0.0
-    assert doctor._dead_rows(find_layers("test", model)[0]) == "0: 1 rows with v = 0, 1 with g = 0, of 3"
+    assert doctor._dead_rows(find_layers("test", model)[0]) == "0: v = 0 in 1 and g = 0 in 1 of 3 rows"
     assert "1: weights in torch.bfloat16" in doctor._problems(find_layers("test", model)[0], torch.randn(2, 4))
     assert doctor._fusing(model, find_layers("test", model)[0]) == "nothing: no layer is under torch's weight_norm"
 
@@ -153,10 +151,10 @@ def test_dead_rows_and_dtypes() -> None:
         (1.0, "is kept forward"),
         (1e-3, "vanishes forward"),
         (1e3, "explodes forward"),
-        (float("nan"), "is lost forward"),
+        (float("nan"), "is NaN forward"),
     ],
 )
-def test_the_verdict(forward: float, words: str) -> None:
+def test_verdict(forward: float, words: str) -> None:
     assert words in doctor._verdict(forward, 1.0)
 
 
@@ -168,24 +166,24 @@ def test_the_verdict(forward: float, words: str) -> None:
         ("my_models:nix", "'my_models' has no 'nix'"),
         ("my_models:net(import os)", "expected a name, or a call with literals"),
         ("my_models:net(open('x'))", "expected a name, or a call with literals"),
-        ("my_models:nothing()", "is a int, not an nn.Module"),
+        ("my_models:nothing()", "expected an nn.Module, got int"),
         (
             "my_models:net()",
-            "'my_models:net()' cannot be made: TypeError: net() missing 1 required positional argument",
+            "'my_models:net()' cannot be created: TypeError: net() missing 1 required positional argument",
         ),
-        ("my_models:number", "cannot be made: TypeError: 'int' object is not callable"),
+        ("my_models:number", "cannot be created: TypeError: 'int' object is not callable"),
         ("broken:net", "'broken' cannot be imported: SyntaxError"),
         ("my_models:plain", "model: expected weight-normalized layers, found none in Linear"),
         ("wnfused:WNLinear(0, 4)", "layer '': fan_in: expected > 0, got 0 (weight of shape (4, 0))"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_models_that_cannot_be_made(module: str, capsys: pytest.CaptureFixture[str], spec: str, error: str) -> None:
+def test_models_that_cannot_be_created(module: str, capsys: pytest.CaptureFixture[str], spec: str, error: str) -> None:
     code, _, said = run(capsys, spec, "--input", "6,4")
     assert code == 2 and error in said and said.count("\n") == 1
 
 
-def test_an_input_of_a_wrong_shape(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_input_of_the_wrong_shape(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, said = run(capsys, f"{module}:made", "--input", "6,5")
     assert code == 1 and "(6, 5)" in said and "does not run" in said
     code, _, said = run(capsys, f"{module}:made", "--input", "six")

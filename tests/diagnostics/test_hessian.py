@@ -1,4 +1,4 @@
-"""The norm of the Hessian, against the full Hessian of small networks."""
+"""The norm of the Hessian, compared with the full Hessian of small networks."""
 
 import warnings
 
@@ -38,7 +38,7 @@ def data(sizes: tuple[int, ...] = (7, 7, 4)) -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("method", ["power", "lanczos"])
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_against_the_full_hessian(method: str, backend: str) -> None:
-    """Batches of unlike sizes weigh by their samples."""
+    """Batches of different sizes are weighted by their number of samples."""
     with wnfused.backend(backend):
         model, batches = small_network(), data()
         hessian = full_hessian(model, batches)
@@ -46,7 +46,7 @@ def test_against_the_full_hessian(method: str, backend: str) -> None:
         result = hessian_norm(model, F.cross_entropy, batches, method=method, iterations=500, tolerance=1e-6)
     assert result.converged and result.value == pytest.approx(wanted, rel=1e-3)
     assert result.value == abs(result.eigenvalue) and len(result.history) == result.iterations
-    assert (hessian - hessian.T).abs().max() < 1e-12  # which torch's own weight_norm does not give
+    assert (hessian - hessian.T).abs().max() < 1e-12  # not so with torch's own weight_norm
 
 
 class Pooled(nn.Module):
@@ -76,8 +76,8 @@ def test_a_convolutional_network_against_its_full_hessian() -> None:
     assert result.converged and result.value == pytest.approx(wanted, rel=1e-3)
 
 
-def test_torchs_own_weight_norm_is_warned_of() -> None:
-    """Its double backward is wrong: the Hessian is not symmetric, and its norm another than the converted model's."""
+def test_torchs_own_weight_norm_gives_a_warning() -> None:
+    """Its double backward is wrong: the Hessian is not symmetric, and its norm differs from the converted model's."""
     model = nn.Sequential(weight_norm(nn.Linear(3, 4)), nn.Tanh(), weight_norm(nn.Linear(4, 3))).double()
     batches = data()
     wrong = full_hessian(model, batches)
@@ -93,8 +93,8 @@ def test_torchs_own_weight_norm_is_warned_of() -> None:
     assert result.value == pytest.approx(torch.linalg.eigvalsh(right).abs().max().item(), rel=1e-3)
 
 
-def test_between_two_eigenvalues_it_does_not_settle() -> None:
-    """Where λ and -λ are both there the Rayleigh quotient stands still at neither."""
+def test_power_iteration_does_not_converge_between_opposite_eigenvalues() -> None:
+    """If λ and -λ are both eigenvalues, the Rayleigh quotient converges to neither."""
     model = nn.Linear(2, 1, bias=False).double()
     x = torch.ones(1, 2, dtype=torch.float64)
 
@@ -107,14 +107,14 @@ def test_between_two_eigenvalues_it_does_not_settle() -> None:
     assert result.converged and result.value == pytest.approx(2)
 
 
-def test_dropout_draws_the_same_numbers_in_every_iteration() -> None:
+def test_dropout_uses_the_same_mask_in_every_iteration() -> None:
     torch.manual_seed(2)
     model = nn.Sequential(wnfused.WNLinear(3, 6, activation="relu"), nn.Dropout(), wnfused.WNLinear(6, 3)).double()
     result = hessian_norm(model, F.cross_entropy, data(), iterations=300, tolerance=1e-6)
     assert result.converged and model.training
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = nn.Sequential(wnfused.WNLinear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), wnfused.WNLinear(4, 3)).double()
     model[0].weight_g.grad = torch.ones_like(model[0].weight_g)
     before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
@@ -145,7 +145,7 @@ def test_lanczos_needs_fewer_products() -> None:
     assert hessian_norm(model, F.cross_entropy, batches, method="lanczos", tolerance=1e-6).iterations < power.iterations
 
 
-def test_it_says_when_the_iterations_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_result_says_when_the_iterations_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
     result = hessian_norm(small_network(), F.cross_entropy, data(), iterations=2, progress=True)
     assert not result.converged and result.iterations == 2
     assert "2/2" in capsys.readouterr().err
@@ -169,8 +169,8 @@ def test_frozen_parameters_are_constants() -> None:
         ({"method": "guess"}, "method: expected 'power' or 'lanczos', got 'guess'"),
         ({"iterations": 0}, "iterations: expected at least 1, got 0"),
         ({"tolerance": 0.0}, "tolerance: expected more than 0, got 0.0"),
-        ({"model": nn.ReLU()}, "model: it has no parameters"),
-        ({"loss_fn": lambda y, t: y.sum() * float("nan")}, "loss_fn: the loss is nan"),
+        ({"model": nn.ReLU()}, "model: expected parameters that require gradients"),
+        ({"loss_fn": lambda y, t: y.sum() * float("nan")}, "loss_fn: expected a finite loss, got nan"),
         (
             {"loss_fn": lambda y, t: (y - y).abs().pow(1.5).sum()},
             "model: the loss is finite, but its second derivative is",
@@ -184,6 +184,6 @@ def test_bad_arguments(change: dict[str, object], message: str) -> None:
 
 
 def test_batches_must_be_a_list() -> None:
-    """A loader gives other batches each time, a generator none the second time."""
+    """A loader may shuffle between iterations, and a generator is exhausted after one."""
     with pytest.raises(TypeError, match=r"hessian_norm: batches: expected a list of \(input, target\), got generator"):
         hessian_norm(small_network(), F.cross_entropy, (batch for batch in data()))

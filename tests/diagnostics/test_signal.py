@@ -1,4 +1,4 @@
-"""Signal propagation, against direct computations."""
+"""Signal propagation, compared with direct computations."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def small_network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
     return nn.Sequential(wnfused.WNLinear(3, 4, activation="relu"), wnfused.WNLinear(4, 3)).to(dtype)
 
 
-def test_norms_by_hand() -> None:
+def test_norms_match_a_direct_computation() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))
@@ -32,7 +32,7 @@ def test_norms_by_hand() -> None:
     assert first.forward_std < 1e-5 and first.backward_std < 1e-5
 
 
-def test_mean_and_spread_over_samples() -> None:
+def test_mean_and_standard_deviation_over_samples() -> None:
     model = nn.Sequential(nn.ReLU(), nn.Identity())
     x = torch.tensor([[3.0, -4.0], [5.0, 12.0]])
     layer = signal_report(model, x).layers[0]
@@ -41,7 +41,7 @@ def test_mean_and_spread_over_samples() -> None:
     assert layer.forward_std == pytest.approx(ratios.std(correction=0).item())
 
 
-def test_in_place_activations_do_not_change_what_was_recorded() -> None:
+def test_in_place_activations_do_not_change_the_record() -> None:
     torch.manual_seed(0)
     x = torch.randn(6, 4)
     layers = [nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)]
@@ -50,7 +50,7 @@ def test_in_place_activations_do_not_change_what_was_recorded() -> None:
     assert signal_report(nn.Sequential(*layers), x, generator=torch.Generator().manual_seed(1)) == quiet
 
 
-def test_a_module_called_twice_and_a_loss_of_ones_own() -> None:
+def test_a_module_called_twice_and_a_custom_loss() -> None:
     linear = nn.Linear(3, 3)
     model = nn.Sequential(linear, linear)
     report = signal_report(model, torch.randn(4, 3), loss_fn=lambda y: y.square().sum())
@@ -59,7 +59,7 @@ def test_a_module_called_twice_and_a_loss_of_ones_own() -> None:
     assert signal_report(model, torch.randn(4, 3), modules=["1"]).layers[0].name == "1"
 
 
-def test_the_model_stays_as_it_was() -> None:
+def test_the_model_is_not_changed() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout())
     model[0].weight.grad = torch.ones(4, 3)
     before, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
@@ -80,7 +80,7 @@ def test_table_and_plot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("norm", [old_norm, weight_norm])
 def test_layers_under_torchs_weight_norms(norm: Callable[[nn.Module], nn.Module]) -> None:
-    """Their outputs, and not the weights that torch's parametrization computes, though those have 4 rows as well."""
+    """The report shows their outputs, not the weights computed by torch's parametrization, which also have 4 rows."""
     model, x = nn.Sequential(norm(nn.Linear(3, 4)), nn.ReLU(), norm(nn.Linear(4, 4))), torch.randn(4, 3)
     layers = signal_report(model, x).layers
     assert [layer.name for layer in layers] == ["0", "1", "2"]
@@ -96,7 +96,7 @@ def test_a_model_that_writes_into_its_input() -> None:
 
 
 class TwoAndTwo(nn.Module):
-    """Two inputs, two outputs, one of them in a dict beside something that is no tensor."""
+    """Two inputs and two outputs, one of them in a dict beside a value that is not a tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def test_several_inputs_and_outputs_count_as_one(loss: Callable[[Any], Tensor] |
             assert second.backward_mean == pytest.approx(3 / 2**0.5)
 
 
-def test_signals_that_are_lost_can_be_plotted(tmp_path: Path) -> None:
+def test_vanished_signals_can_be_plotted(tmp_path: Path) -> None:
     model = small_network(torch.float32)
     for gain in (0.0, math.nan):
         nn.init.constant_(model[0].weight_g, gain)

@@ -1,4 +1,4 @@
-"""Bad input of every scheme: a clear error, and the model as it was."""
+"""Bad input to every scheme raises a clear error and leaves the model unchanged."""
 
 import math
 from typing import Any
@@ -48,7 +48,7 @@ def mlp() -> nn.Module:
 
 
 class Constant(nn.Module):
-    """The second layer sees a constant in its first input channel only, and has one group for each channel."""
+    """The first input channel of the second layer is constant; each channel is a group."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (EMPTY, he_, f"he_: {FAN_0}"),
         (EMPTY, torch_default_, f"torch_default_: {FAN_0}"),
         (EMPTY, lambda m: data_dependent_(m, X), f"data_dependent_: {FAN_0}"),
-        (mlp, robust_, r"robust_: example_input: expected an input of the model \(or roles=\), got None"),
+        (mlp, robust_, r"robust_: example_input: expected an input of the model, got None; .* roles="),
         (mlp, hanin_, "hanin_: example_input"),
         (mlp, lambda m: robust_(m, roles={"0": 2}), "robust_: roles: expected a role for every .* none for '2'"),
         (
@@ -96,14 +96,14 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (
             mlp,
             lambda m: robust_(m, roles={"0": 2, "2": role("unknown", None)}),
-            r"layer '2': expected a gamma, got None \(says the test\)",
+            r"layer '2': expected a gamma, got None \(set by the test\)",
         ),
         (mlp, lambda m: robust_(m, roles={"0": 2, "2": 1}, variant="both"), "robust_: variant: .* got 'both'"),
         (mlp, lambda m: robust_(m, roles={"0": 2, "2": 1}, distribution="x"), "robust_: distribution: .* got 'x'"),
         (mlp, lambda m: robust_layer_(m[0], None), "robust_layer_: gamma: .* got None"),
         (mlp, lambda m: robust_layer_(m[0], 2, variant=1), "robust_layer_: variant"),
         (mlp, lambda m: hanin_(m, roles={"0": 1, "2": 1}), "hanin_: roles: layer '0': expected a Role"),
-        (mlp, lambda m: hanin_(m, roles=ENDS), "hanin_: roles: layer '0' has gamma 0.333.*: expected 1/B and B such"),
+        (mlp, lambda m: hanin_(m, roles=ENDS), "hanin_: roles: layer '0' has gamma 0.333.*: expected 1/B in B"),
         (mlp, lambda m: data_dependent_(m, X[:1]), r"batch: expected at least 2 samples .* got shape \(1, 3\)"),
         (mlp, lambda m: data_dependent_(m, X[:0]), r"batch: expected at least 2 samples .* got shape \(0, 3\)"),
         (mlp, lambda m: data_dependent_(m, X[0]), r"batch: expected at least 2 samples .* got shape \(3,\)"),
@@ -122,7 +122,7 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (PLAIN, lambda m: infer_roles(m, X), f"infer_roles: {NO_LAYERS}"),
     ],
 )
-def test_errors_leave_the_model_as_it_was(build, call, message):
+def test_an_error_leaves_the_model_unchanged(build, call, message):
     model = used(build())
     before, batch = everything(model), X.clone()
     with pytest.raises(ValueError, match=message):
@@ -132,7 +132,7 @@ def test_errors_leave_the_model_as_it_was(build, call, message):
 
 
 def used(model: nn.Module) -> nn.Module:
-    """Not as it came from its constructor: modes, flags, gradients and a hook that must be there afterwards as well."""
+    """The model with modes, flags, gradients and a hook changed from their defaults, so that a reset would show."""
     first = next(model.children())
     first.eval()
     first.register_forward_hook(lambda *_: None)
@@ -143,7 +143,7 @@ def used(model: nn.Module) -> nn.Module:
 
 
 def everything(model: nn.Module) -> list[Any]:
-    """All there is to a model, bit for bit, in a form that can be compared."""
+    """The whole state of a model, bit for bit, in a comparable form."""
 
     def form(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -160,21 +160,21 @@ def everything(model: nn.Module) -> list[Any]:
 
 @apis
 @pytest.mark.parametrize("how", ["interrupted", "wrong shape"])
-def test_an_error_half_way_puts_everything_back(api, how):
+def test_an_error_halfway_restores_the_model(api, how):
     model = used(normalize(Residual(), api))
     model(BATCH)
-    stop = KeyboardInterrupt() if how == "interrupted" else RuntimeError("not with me")
+    stop = KeyboardInterrupt() if how == "interrupted" else RuntimeError("forward failed")
 
     def hook(*_):
         raise stop
 
     model.head.register_forward_pre_hook(hook)
     before = everything(model)
-    with pytest.raises(KeyboardInterrupt if how == "interrupted" else ValueError, match="^$|batch: .*: not with me"):
+    with pytest.raises(KeyboardInterrupt if how == "interrupted" else ValueError, match="^$|batch: .*: forward failed"):
         data_dependent_(model, BATCH)
     assert everything(model) == before
     if how == "wrong shape":
-        with pytest.raises(RolesUnknown, match="example_input: .*: not with me"):
+        with pytest.raises(RolesUnknown, match="example_input: .*: forward failed"):
             robust_(model, BATCH)
         assert everything(model) == before
 

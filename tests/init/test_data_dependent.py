@@ -1,4 +1,4 @@
-"""Data-dependent initialization: the statistics it promises, and the models it takes."""
+"""Data-dependent initialization: the resulting statistics, and the models it supports."""
 
 import copy
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is 
 
 
 def preactivations(model: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What each layer gives before its ReLU, fused or not: [outputs, everything else]."""
+    """Each layer's output before its ReLU, fused or not, as [outputs, batch · positions]."""
     seen: dict[str, torch.Tensor] = {}
 
     def remember(name):
@@ -67,7 +67,7 @@ def test_data_dependent_statistics(model, distribution):
             torch.testing.assert_close(y.mean(dim=1), torch.zeros(len(y)), rtol=0, atol=2e-3)
 
 
-def test_data_dependent_leaves_nothing_behind():
+def test_data_dependent_restores_buffers_and_hooks():
     model = nn.Sequential(wnfused.WNConv2d(3, 4, 3, activation="relu"), nn.BatchNorm2d(4), nn.Dropout())
     data_dependent_(model, BATCH)
     assert not model[0]._forward_pre_hooks
@@ -76,7 +76,7 @@ def test_data_dependent_leaves_nothing_behind():
     assert model.training
 
 
-def test_data_dependent_takes_several_inputs():
+def test_data_dependent_accepts_several_inputs():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()

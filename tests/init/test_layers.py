@@ -1,4 +1,4 @@
-"""Gains by hand and directions, for every kind of layer, weight norm and dim."""
+"""Gains, compared with hand-computed values, and directions, for every kind of layer, weight norm and dim."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_gain():
         ((3, 3, "relu"), "gain: gamma: .* got 'relu'"),
     ],
 )
-def test_gain_refuses(arguments, message):
+def test_gain_rejects_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         gain(*arguments)
 
@@ -45,14 +45,14 @@ def test_gain_refuses(arguments, message):
 @layers
 @apis
 @pytest.mark.parametrize("distribution", ["orthogonal", "he"])
-def test_every_row_has_the_gain_by_hand(plain, fan_in, fan_out, api, distribution):
+def test_every_row_norm_is_the_expected_gain(plain, fan_in, fan_out, api, distribution):
     layer = plain()
     transposed, groups = isinstance(layer, nn.modules.conv._ConvTransposeNd), getattr(layer, "groups", 1)
     normalize(layer, api, dim=1 if transposed else 0)
     for variant, expected in (("forward", math.sqrt(2 * fan_in / fan_out)), ("backward", math.sqrt(2))):
         robust_layer_(layer, 2, variant=variant, distribution=distribution)
         norms = rows(layer).norm(dim=-1)
-        if transposed and groups > 1:  # one gain for the outputs at the same place in each group
+        if transposed and groups > 1:  # the k-th outputs of all groups share a gain
             norms = norms.square().mean().sqrt()
         torch.testing.assert_close(norms, torch.full_like(norms, expected))
         assert layer.bias is None or not layer.bias.any()
@@ -60,7 +60,7 @@ def test_every_row_has_the_gain_by_hand(plain, fan_in, fan_out, api, distributio
 
 @layers
 @apis
-def test_other_dims_have_the_same_scale(plain, fan_in, fan_out, api):
+def test_other_dims_have_the_same_overall_scale(plain, fan_in, fan_out, api):
     for dim in (*range(plain().weight.ndim), None):
         layer = normalize(plain(), api, dim)
         robust_layer_(layer, 0.5)
@@ -70,7 +70,7 @@ def test_other_dims_have_the_same_scale(plain, fan_in, fan_out, api):
         torch.testing.assert_close(mean_square, torch.tensor(0.5 * fan_in / fan_out))
 
 
-def test_gains_of_other_dims_by_hand():
+def test_gains_of_other_dims():
     layer = wnfused.WNConvTranspose1d(6, 4, 5)  # dim=0: the input channel
     robust_layer_(layer, 2)
     torch.testing.assert_close(layer.weight_g, torch.full((6, 1, 1), math.sqrt(2)))
@@ -84,7 +84,7 @@ def test_gains_of_other_dims_by_hand():
 
 @layers
 @apis
-def test_orthogonal_group_by_group(plain, fan_in, fan_out, api):
+def test_each_group_is_orthogonal(plain, fan_in, fan_out, api):
     layer = normalize(plain(), api)
     robust_layer_(layer, 1)
     one = layer_of("test", layer)
@@ -103,13 +103,13 @@ def test_orthogonal_rows_stay_orthogonal_in_the_weight():
 
 
 @pytest.mark.parametrize("plain", [lambda: nn.Linear(7, 5), lambda: nn.Linear(5, 7), lambda: nn.Conv2d(3, 40, 3)])
-def test_one_group_is_torchs_orthogonal(plain):
+def test_one_group_equals_torchs_orthogonal(plain):
     layer = normalize(plain(), "wnfused")
     robust_layer_(layer, 1, generator=seeded())
     torch.testing.assert_close(layer.weight_v, nn.init.orthogonal_(plain().weight, generator=seeded()))
 
 
-def test_he_directions_have_their_variance():
+def test_variance_of_he_directions():
     layer = wnfused.WNConv2d(40, 50, 3, groups=2)
     robust_layer_(layer, 1, distribution="he")
     assert abs(layer.weight_v.var() * 9 * 20 - 1) < 0.06
@@ -119,7 +119,7 @@ def test_he_directions_have_their_variance():
     assert not layer.bias.any()
 
 
-def test_torch_default_is_torchs():
+def test_torch_default_equals_torchs_own():
     for plain, _, _ in LAYERS:
         torch.manual_seed(3)
         new = plain()

@@ -1,4 +1,4 @@
-"""Roles by what follows a layer: activations in every spelling, their γ by simulation, and what is looked through."""
+"""Roles of layers before an activation: its spellings, its γ by simulation, and the operations in between."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def test_spellings_of_relu(spelling: str) -> None:
     assert (roles["a"].kind, roles["a"].gamma, roles["b"].kind) == ("before_relu", 2.0, "other")
 
 
-def test_a_threshold_elsewhere_is_no_relu() -> None:
+def test_a_nonzero_threshold_is_not_a_relu() -> None:
     for other in (lambda x: x.clamp(-1, 1), lambda x: x.clamp(min=-1), nn.Threshold(0.1, 5)):
         model = Model(lambda m, x, other=other: m.b(other(m.a(x))), a=fc(), b=fc())
         assert infer_roles(model, X)["a"].kind != "before_relu"
@@ -73,7 +73,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations_keep_the_mean_square(name: str) -> None:
-    """γ by simulation: unit normal in, γ · E[φ(z)²] = 1 within four standard errors of the sample."""
+    """For unit normal inputs γ · E[φ(z)²] is 1, within four standard errors of the sample."""
     phi, kind = ACTIVATIONS[name]
     parts = {"act": phi} if isinstance(phi, nn.Module) else {}
     role = infer_roles(Model(lambda m, x: m.b(phi(m.a(x))), a=fc(), b=fc(), **parts), X)["a"]
@@ -94,13 +94,13 @@ def test_stated_gammas() -> None:
     assert leaky["0"].gamma == 2 / 1.25
 
 
-# Mean square of the activations after ten layers that began with mean square 1: docs/initialization.md.
+# Mean square of the activations after ten layers, for inputs of mean square 1: see docs/initialization.md.
 AFTER_TEN = {"gelu": (F.gelu, 3.4), "silu": (F.silu, 13), "elu": (F.elu, 0.74), "tanh": (torch.tanh, 0.39)}
 
 
 @pytest.mark.parametrize(("phi", "after_ten"), AFTER_TEN.values(), ids=AFTER_TEN)
-def test_layers_with_an_activation_that_has_a_scale(phi: Callable[[Tensor], Tensor], after_ten: float) -> None:
-    """With γ = 1 in the first layer pre-activations keep variance 1; with the role's own they drift as stated."""
+def test_drift_of_activations_with_a_scale(phi: Callable[[Tensor], Tensor], after_ten: float) -> None:
+    """With γ = 1 in the first layer pre-activations keep variance 1; with the role's γ they drift as documented."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         for layer in m.layers:
@@ -123,7 +123,7 @@ def test_layers_with_an_activation_that_has_a_scale(phi: Callable[[Tensor], Tens
     assert torch.stack(kept).mean().item() == pytest.approx(1, abs=0.1)
 
 
-def test_through_what_keeps_the_role() -> None:
+def test_operations_that_preserve_the_role() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         x = F.relu(m.pool(m.drop(m.a(x))))
         x = F.relu(F.dropout2d(F.max_pool2d(m.b(x), 2), 0.5, m.training))
@@ -134,18 +134,18 @@ def test_through_what_keeps_the_role() -> None:
     model = Model(forward, a=conv(3), drop=nn.Dropout(), pool=nn.AvgPool2d(2), b=conv(), c=conv(), d=fc(), e=fc(4, 2))
     roles = infer_roles(model, IMAGE)
     assert [role.kind for role in roles.values()] == ["before_relu"] * 4 + ["other"]
-    assert roles["a"].why == "relu_1 follows through drop (Dropout), pool (AvgPool2d)"
-    assert roles["e"].why == "it gives the model's output"
+    assert roles["a"].why == "feeds relu_1 through drop (Dropout), pool (AvgPool2d)"
+    assert roles["e"].why == "produces the model's output"
 
 
-def test_a_layer_between_is_not_looked_through() -> None:
+def test_another_layer_does_not_preserve_the_role() -> None:
     roles = infer_roles(nn.Sequential(fc(), fc(), nn.BatchNorm1d(8), nn.ReLU(), fc(), nn.Softmax(-1)), X)
     assert [role.kind for role in roles.values()] == ["other"] * 3
-    assert "1 follows" in roles["0"].why and "rescales" in roles["1"].why and "no activation" in roles["4"].why
+    assert "feeds 1" in roles["0"].why and "rescales" in roles["1"].why and "not an activation" in roles["4"].why
 
 
 def test_concatenations() -> None:
-    """A dense block: each layer's output is read by every later one, always through the ReLU."""
+    """A dense block: every later layer reads each layer's output, always through the ReLU."""
 
     def dense(m: Any, x: Tensor) -> Tensor:
         features = [m.a(x)]
@@ -157,17 +157,17 @@ def test_concatenations() -> None:
     assert kinds(model) == {"a": "before_relu", "b": "before_relu", "c": "before_relu", "d": "other"}
 
 
-def test_consumers_that_disagree_are_reported() -> None:
+def test_conflicting_uses_are_reported() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         h = m.a(x)
         return m.d(torch.cat([m.b(F.relu(h)), m.c(h)], 1))
 
     role = infer_roles(Model(forward, a=fc(), b=fc(), c=fc(), d=fc(16, 8)), X)["a"]
     assert (role.kind, role.gamma) == ("other", 1.0)
-    assert "different ways" in role.why and "relu_1" in role.why and "c follows" in role.why
+    assert "different ways" in role.why and "relu_1" in role.why and "feeds c" in role.why
 
 
-def test_consumers_that_agree() -> None:
+def test_consistent_uses() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         h = m.a(x)
         return m.b(F.relu(h)) + m.c(F.relu(F.dropout(h, 0.1, m.training)))
@@ -176,7 +176,7 @@ def test_consumers_that_agree() -> None:
 
 
 def test_halves_of_an_output() -> None:
-    """A gated unit reads one half through tanh and the other through a sigmoid; two ReLUs would agree."""
+    """A gated unit reads one half through tanh and the other through a sigmoid; two ReLUs are consistent."""
 
     def gated(m: Any, x: Tensor) -> Tensor:
         a, b = m.a(x).chunk(2, 1)

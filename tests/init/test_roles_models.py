@@ -1,4 +1,4 @@
-"""Roles in whole networks: this project's, and those of others."""
+"""Roles in whole networks: the project's models, and published architectures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -49,7 +49,7 @@ def test_bottleneck_resnet() -> None:
 @pytest.mark.parametrize("k", [1, 2])
 def test_wide_resnet(k: int) -> None:
     check_stages(WRN(16, k), blocks=2, last=1)
-    assert "where a residual block forks" in infer_roles(WRN(16, k), IMAGE)["stem"].why
+    assert "starts the residual block" in infer_roles(WRN(16, k), IMAGE)["stem"].why
 
 
 NETWORKS: dict[str, Callable[[str], nn.Module]] = {
@@ -64,7 +64,7 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("put_on", [old_norm, parametrizations.weight_norm, apply], ids=["hook", "new", "ours"])
 def test_networks_without_fused_relus(name: str, put_on: Callable[[nn.Module], Any]) -> None:
-    """The variant without normalization, weight-normalized by anyone: its ReLUs are modules of their own."""
+    """The variant without normalization, weight-normalized afterwards by any API: its ReLUs are separate modules."""
     model = NETWORKS[name]("none")
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear) and module is not model.head:
@@ -74,7 +74,7 @@ def test_networks_without_fused_relus(name: str, put_on: Callable[[nn.Module], A
 
 
 def test_networks_with_batch_norm() -> None:
-    """Where a batch norm follows a layer, its gain does not matter, and the role says so."""
+    """A batch norm makes the gain of the layer before it irrelevant, and the role says so."""
     model = ResNet(14, norm="batch")
     apply(model.stages)
     roles = infer_roles(model, IMAGE)
@@ -82,7 +82,7 @@ def test_networks_with_batch_norm() -> None:
 
 
 def test_vocoder() -> None:
-    """HiFi-GAN's generator in small: residual towers side by side, whose sum is no residual sum."""
+    """A small HiFi-GAN generator: the sum of its parallel residual towers is not residual."""
 
     class Tower(nn.Module):
         def __init__(self) -> None:
@@ -110,7 +110,7 @@ def test_vocoder() -> None:
 
 
 def test_wavenet() -> None:
-    """Gated, conditioned, with skip outputs: only the residual layers end branches, the skip sum is no residual sum."""
+    """Gated, conditioned, with skip outputs: only the residual layers end branches; the skip sum is not residual."""
 
     def forward(m: Any, x: Tensor, condition: Tensor) -> Tensor:
         h, total = m.stem(x), 0

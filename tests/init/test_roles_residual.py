@@ -1,4 +1,4 @@
-"""Roles in residual blocks: branches, shortcuts, stages, and sums that are none."""
+"""Roles in residual blocks: branches, shortcuts, stages, and sums that are not residual."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def test_blocks_with_a_relu_after_the_sum_or_before_the_branch(block: Any) -> No
 
 
 def test_in_place_relu_on_the_value_that_forks() -> None:
-    """The shortcut then carries the ReLU's result too: the stem is before a ReLU, whatever its author meant."""
+    """The shortcut then carries the ReLU's result too, so the stem is before a ReLU, intended or not."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         h = m.stem(x)
@@ -51,7 +51,7 @@ def test_in_place_relu_on_the_value_that_forks() -> None:
 
 
 def test_padded_shortcut_scaled_branch_and_difference() -> None:
-    """He et al.'s shortcut without parameters; a branch scaled by a constant; x - f(x) as denoisers have it."""
+    """He et al.'s shortcut without parameters; a branch scaled by a constant; x - f(x), as in denoisers."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 1, 0)) + 0.2 * m.b(F.relu(m.a(x)))
@@ -60,19 +60,19 @@ def test_padded_shortcut_scaled_branch_and_difference() -> None:
     assert branches(Model(forward, a=conv(3, 4, 3, 2), b=conv(), c=conv(), d=conv()), IMAGE) == {"b": 0.5, "d": 0.5}
 
 
-def test_shortcut_of_the_same_number_of_layers_is_the_pointwise_one() -> None:
+def test_of_two_equally_long_paths_the_pointwise_one_is_the_shortcut() -> None:
     model = Model(lambda m, x: m.head((m.b(x) + m.a(x)).mean((2, 3))), a=conv(3), b=conv(3, size=1), head=fc(4, 2))
     assert kinds(model, IMAGE) == {"b": "shortcut", "a": "residual_end", "head": "other"}
 
 
-def test_parallel_paths_of_equal_depth_are_no_residual_block() -> None:
+def test_parallel_paths_of_equal_depth_are_not_a_residual_block() -> None:
     roles = infer_roles(Model(lambda m, x: m.c(F.relu(m.a(x) + m.b(x))), a=fc(), b=fc(), c=fc()), X)
     assert {role.kind for role in roles.values()} == {"other"}
-    assert roles["a"].why == "it is one term of add_1, before relu_1"
+    assert roles["a"].why == "is one term of add_1, which feeds relu_1"
 
 
 def test_two_branches_on_one_shortcut() -> None:
-    """x + f(x) + g(x): two sums of one shape, and so two branches in the stage."""
+    """x + f(x) + g(x): two sums of the same shape, so the stage has two branches."""
     model = Model(lambda m, x: m.d(x + m.b(F.relu(m.a(x))) + m.c(x)), a=fc(), b=fc(), c=fc(), d=fc())
     assert branches(model, X) == {"b": 0.5, "c": 0.5}
 
@@ -86,7 +86,7 @@ def test_branch_that_ends_in_a_concatenation() -> None:
 
 
 def relu_end(blocks: int) -> float:
-    """γ with which B ReLUs of mean m and variance s² add B² m² + B s² = 1 (docs/initialization.md)."""
+    """The γ for which B ReLUs of mean m and variance s² add B² m² + B s² = 1 (docs/initialization.md)."""
     return 2 / (blocks * (1 - 1 / math.pi) + blocks**2 / math.pi)
 
 
@@ -106,8 +106,8 @@ def test_gamma_of_an_activation_at_the_end_of_branches() -> None:
     for blocks in (1, 2, 10, 1666):
         assert gamma_at_branch_end(lambda z: z, blocks) == pytest.approx(1 / blocks)
         assert gamma_at_branch_end(torch.relu, blocks) == pytest.approx(relu_end(blocks), rel=1e-5)
-        assert gamma_at_branch_end(torch.sigmoid, blocks) is None or blocks == 1  # it gives 1/2 for nothing
-    assert gamma_at_branch_end(torch.tanh, 100) == pytest.approx(1 / 100, rel=0.03)  # so small that it is linear
+        assert gamma_at_branch_end(torch.sigmoid, blocks) is None or blocks == 1  # sigmoid(0) is 1/2
+    assert gamma_at_branch_end(torch.tanh, 100) == pytest.approx(1 / 100, rel=0.03)  # nearly linear for small inputs
     model = nn.Sequential(*(Model(lambda m, x: x + torch.sigmoid(m.a(x)), a=fc()) for _ in range(3)))
     assert set(kinds(model).values()) == {"sigmoid"}
 
@@ -123,7 +123,7 @@ class ReluAtTheEnd(nn.Module):
 
 @pytest.mark.parametrize("blocks", [1, 3, 40])
 def test_branches_that_end_with_a_relu_stay_within_the_bounds_too(blocks: int) -> None:
-    """The theorem's [√2, √e]; 1/B and 2/B, which do not count the mean of a ReLU, explode with the blocks."""
+    """The theorem's bounds [√2, √e]. With 1/B and 2/B, which ignore the mean of a ReLU, the norm explodes."""
     model, x = nn.Sequential(*(ReluAtTheEnd(200) for _ in range(blocks))), torch.randn(32, 200)
 
     def ratio(**how: Any) -> float:
@@ -137,7 +137,7 @@ def test_branches_that_end_with_a_relu_stay_within_the_bounds_too(blocks: int) -
 
 
 def test_gated_branch() -> None:
-    """Squeeze and excitation: the gate scales the branch, the convolution before it still ends the branch."""
+    """Squeeze and excitation: the convolution before the gate still ends the branch."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         h = m.b(F.relu(m.a(x)))
@@ -158,7 +158,7 @@ def test_statistics_of_the_output_itself_are_a_normalization() -> None:
 
 
 def test_conditioned_block() -> None:
-    """A broadcast embedding shifts the branch: neither a path of its own, nor does it hide the shortcut layer."""
+    """A broadcast embedding that shifts the branch is not a separate path and does not hide the shortcut layer."""
 
     def forward(m: Any, x: Tensor, step: Tensor) -> Tensor:
         h = m.conv1(x) + m.embed(step)[:, :, None, None]
@@ -171,7 +171,7 @@ def test_conditioned_block() -> None:
 
 
 def test_nested_blocks() -> None:
-    """Outer blocks of [inner, inner, layer]: the inner ones are stages of two, the outer ones one of three."""
+    """Outer blocks of [inner, inner, layer]: each pair of inner blocks is a stage, and so are the outer blocks."""
 
     class Outer(nn.Module):
         def __init__(self) -> None:
@@ -196,14 +196,14 @@ def test_nested_blocks_whose_branch_ends_with_an_inner_sum() -> None:
     assert roles["inner.1.b"] == Role(
         "residual_end",
         0.5,
-        "adds to the shortcut in a stage of 2 blocks, at add_2, the sum that ends the outer branch into add_3",
+        "adds to the shortcut at add_2, in a stage of 2 blocks, at the end of the outer branch into add_3",
         block=2,
     )
     assert roles["inner.0.b"].gamma == 0.5
 
 
 def test_long_skip_around_a_stage() -> None:
-    """A super-resolution network: the body's blocks are a stage inside the long skip."""
+    """A super-resolution network: the blocks of its body form a stage inside the long skip."""
     body = nn.Sequential(*(Unit() for _ in range(4)), fc())
     model = Model(lambda m, x: m.tail((h := m.head(x)) + m.body(h)), head=fc(), body=body, tail=fc())
     assert branches(model, X) == {**{f"body.{i}.b": 0.25 for i in range(4)}, "body.4": 1.0}

@@ -1,4 +1,4 @@
-"""Roles in models that are hard to read: shared layers, control flow, wrappers, and what cannot be told."""
+"""Roles in models that are hard to trace: shared layers, control flow, wrappers; and roles that cannot be inferred."""
 
 import io
 import random
@@ -33,13 +33,13 @@ def test_shared_layers() -> None:
     unit = Unit()
     assert branches(nn.Sequential(unit, unit, unit), X) == {"0.b": 1 / 3}
     alike = infer_roles(Model(lambda m, x: F.relu(m.a(F.relu(m.a(x)))), a=fc()), X)["a"]
-    assert alike == Role("before_relu", 2.0, "relu_1 follows (the first of 2 uses, all alike)")
+    assert alike == Role("before_relu", 2.0, "feeds relu_1 (in each of its 2 calls)")
     role = infer_roles(Model(lambda m, x: m.a(F.relu(m.a(x))), a=fc()), X)["a"]
-    assert role.kind == "other" and "2 uses differ" in role.why and "relu_1" in role.why
+    assert role.kind == "other" and "2 calls have different roles" in role.why and "relu_1" in role.why
 
 
 def test_data_dependent_control_flow() -> None:
-    """What a layer's output decides is no use of it: the comparison does not reach the model's output."""
+    """A condition computed from a layer's output is not a use of it: it does not reach the model's output."""
 
     def forward(m: Any, x: Tensor) -> Tensor:
         h = m.a(x)
@@ -57,7 +57,7 @@ def test_data_dependent_control_flow() -> None:
 
 
 def test_checkpointing_hooks_and_compiled_parts() -> None:
-    """Also an activation that a forward hook applies; torch.compile is not run."""
+    """Includes an activation applied by a forward hook. torch.compile does not run."""
     unit = Unit()
     model = Model(lambda m, x: m.b(checkpoint(m.unit, m.a(x), use_reentrant=False)), a=fc(), unit=unit, b=fc())
     model.a.register_forward_hook(lambda module, args, output: F.relu(output))
@@ -67,15 +67,15 @@ def test_checkpointing_hooks_and_compiled_parts() -> None:
 
 
 def test_on_the_meta_device() -> None:
-    """Roles need no memory; there all storages have one address, which must not look like shared memory."""
+    """Meta tensors all have the same address, which must not look like shared memory."""
     with torch.device("meta"):
         model, image = network(PostActivation, stem_relu=True), torch.empty(1, 3, 16, 16)
     assert list(branches(model, image).values()) == [1 / 3] * 3 + [1 / 2] * 2
 
 
-def test_own_fused_relu() -> None:
+def test_fused_relu() -> None:
     roles = infer_roles(nn.Sequential(WNLinear(8, 8, activation="relu"), nn.Dropout(), fc()), X)
-    assert roles["0"] == Role("before_relu", 2.0, "its own fused ReLU follows")
+    assert roles["0"] == Role("before_relu", 2.0, "has a fused ReLU")
 
 
 def test_plain_layers_count_but_have_no_role() -> None:
@@ -93,7 +93,7 @@ def test_output_objects_and_keyword_inputs() -> None:
     assert list(kinds(fc())) == [""]
 
 
-# What cannot be told
+# Roles that cannot be inferred
 
 
 def test_uncalled_layers_are_named() -> None:
@@ -103,17 +103,17 @@ def test_uncalled_layers_are_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_an_output_that_torch_does_not_show() -> None:
+def test_an_output_used_by_numpy_or_a_scripted_function() -> None:
     scripted = torch.jit.script(nn.GELU())
     for hidden in (lambda x: torch.from_numpy(np.maximum(x.numpy(), 0)), scripted):
         model = Model(lambda m, x, hidden=hidden: m.b(hidden(m.a(x))), a=fc(), b=fc())
-        with pytest.raises(RolesUnknown, match=r"infer_roles: 'a': .*does not show.* pass roles="):
+        with pytest.raises(RolesUnknown, match=r"infer_roles: 'a': .*cannot be traced.* pass roles="):
             infer_roles(model, X)
 
 
 def test_an_unused_output_is_reported() -> None:
     role = infer_roles(Model(lambda m, x: (m.a(x), m.b(x))[1], a=fc(), b=fc()), X)["a"]
-    assert role == Role("other", 1.0, "nothing uses its output")
+    assert role == Role("other", 1.0, "its output is not used")
 
 
 def test_wrong_example_input() -> None:
@@ -136,7 +136,7 @@ def test_wrong_model() -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_left_as_it_was(fails: bool) -> None:
+def test_the_model_is_not_changed(fails: bool) -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         m.count += 1
         m.bn.running_mean.add_(1)
@@ -176,7 +176,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == text + "\n"
     head, _, first, second = text.splitlines()
     assert head.split() == ["layer", "role", "why", "fan_in", "fan_out", "γ", "g"]
-    assert first.split() == ["a", "before_relu", "relu_1", "follows", "8", "32", "2", "0.7071"]
+    assert first.split() == ["a", "before_relu", "feeds", "relu_1", "8", "32", "2", "0.7071"]
     assert second.split()[-4:] == ["32", "2", "1", "4"]
     file = io.StringIO()
     given = explain(model, roles={"a": 2.0, "b": Role("other", 1.0, "I say so")}, file=file)

@@ -1,4 +1,4 @@
-"""The schemes on whole models: all three kinds of weight norm, randomness, dtypes, roles."""
+"""The schemes on whole models: all three weight-norm APIs, randomness, dtypes, roles."""
 
 import math
 from types import SimpleNamespace
@@ -29,11 +29,11 @@ from wnfused.models import MLP, WRN, ResNet
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 
 
-# All three kinds of weight norm, and randomness
+# All three weight-norm APIs, and randomness
 
 
 @schemes
-def test_torchs_weight_norms_get_what_ours_get(scheme):
+def test_all_weight_norm_apis_get_the_same_values(scheme):
     outputs = []
     for api in APIS:
         model = normalize(Residual(), api)
@@ -45,7 +45,7 @@ def test_torchs_weight_norms_get_what_ours_get(scheme):
 
 
 @schemes
-def test_generator_decides_alone(scheme):
+def test_result_depends_only_on_the_generator(scheme):
     models = [normalize(Residual(), "wnfused") for _ in range(3)]
     before = torch.get_rng_state()
     for model, seed in zip(models, (1, 1, 2), strict=True):
@@ -60,7 +60,7 @@ def test_generator_decides_alone(scheme):
 
 @schemes
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_dtypes(scheme, dtype):
+def test_dtypes(scheme, dtype):
     model = normalize(Residual(), "wnfused").to(dtype)
     if scheme is SCHEMES["data_dependent_"]:
         data_dependent_(model, BATCH.to(dtype))
@@ -74,13 +74,13 @@ def test_other_dtypes(scheme, dtype):
 def test_gradients_flow_afterwards(scheme):
     model = normalize(Residual(), "hook")
     scheme(model, None)
-    assert model.stem.weight.requires_grad == (scheme is not SCHEMES["data_dependent_"])  # that ran without gradients
+    assert model.stem.weight.requires_grad == (scheme is not SCHEMES["data_dependent_"])  # which runs without gradients
     assert not any(p.grad_fn for p in model.parameters())
     model(BATCH).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_plain_layers_and_batch_norm_stay_as_they_are():
+def test_plain_layers_and_batch_norm_are_not_changed():
     model = nn.Sequential(wnfused.WNConv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3))
     before = state(model)
     robust_(model, roles={"0": 2})
@@ -90,18 +90,18 @@ def test_plain_layers_and_batch_norm_stay_as_they_are():
     assert changed == {"0.weight_g", "0.weight_v", "0.bias"}
 
 
-def test_layers_without_a_formula_are_named():
+def test_unsupported_layers_are_named():
     model = nn.Sequential(wnfused.WNLinear(3, 4), parametrizations.weight_norm(nn.LSTM(4, 4), "weight_hh_l0"))
-    with pytest.warns(UserWarning, match=r"he_: left as they were, there is no formula for them: 1 \(LSTM\)"):
+    with pytest.warns(UserWarning, match=r"he_: unsupported layers were left unchanged: 1 \(LSTM\)"):
         he_(model)
-    with pytest.raises(ValueError, match=r"found none .*; there is no formula for \(the model itself\) \(LSTM\)"):
+    with pytest.raises(ValueError, match=r"found none .*; unsupported layers: \(the model itself\) \(LSTM\)"):
         he_(model[1])
 
 
 # Roles
 
 
-def test_robust_takes_numbers_and_roles():
+def test_robust_accepts_numbers_and_roles():
     model, other = MLP(3, [6, 8, 10], inputs=4), MLP(3, [6, 8, 10], inputs=4)
     robust_(model, roles={"hidden.0": 2, "hidden.1": 1.0, "hidden.2": 1 / 3})
     robust_(other, roles={f"hidden.{i}": role("other", gamma) for i, gamma in enumerate((2, 1, 1 / 3))})
@@ -129,7 +129,7 @@ def test_roles_are_inferred_from_an_example():
     assert_same(models[3], state(models[2]) | {k: v for k, v in models[3].state_dict().items() if "head" in k})
 
 
-def test_hanin_shrinks_along_each_stage():
+def test_hanin_gains_shrink_along_each_stage():
     model = WRN(blocks=3)
     hanin_(model, roles=wrn_roles(model, 3))
     for stage in model.stages:
@@ -150,7 +150,7 @@ def test_hanin_of_bottlenecks_is_the_papers_formula():
 
 
 class Nested(nn.Module):
-    """Two inner blocks and a last layer in the branch, which ends in two layers side by side."""
+    """A branch of two inner blocks that ends in two parallel layers."""
 
     def __init__(self) -> None:
         super().__init__()

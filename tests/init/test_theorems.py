@@ -1,11 +1,11 @@
-"""The paper's theorems as measurements: norms are kept forward and backward, in expectation over networks.
+"""The paper's theorems, measured: norms are preserved forward and backward, in expectation over networks.
 
-One network alone wanders with depth: only the mean over networks is 1. Fresh networks are expensive at width 1000 (an
-orthogonal matrix takes a decomposition), so most here are made from few by flipping signs: if W is a uniformly random
-orthogonal matrix, or one with independent normal entries, then D₁WD₂ with random signs D₁ and D₂ is another draw from
-the same distribution. Networks of one parent share the absolute values of its entries; given those, the flips alone
-make the expected squared norm behind a ReLU half of the one before it, so the mean over flips has no error of its own.
-The weights come from real layers through ``robust_layer_``, and thus through ``gain``.
+The ratio of a single network drifts with depth; only the mean over networks is 1. New networks are expensive at width
+1000 (an orthogonal matrix takes a decomposition), so most are derived from a few by flipping signs: if W is a uniformly
+random orthogonal matrix, or has independent normal entries, then D₁WD₂ with random signs D₁ and D₂ is another draw from
+the same distribution. Networks derived from one parent share the absolute values of its entries. Given these, the flips
+alone make the expected squared norm after a ReLU half of the one before it, so the mean over flips is unbiased. The
+weights come from real layers through ``robust_layer_``, and thus through ``gain``.
 """
 
 import math
@@ -29,7 +29,7 @@ Step = Callable[[Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """These are many small decompositions: a second thread only waits, and waits long where others use the cores."""
+    """Use one thread: in many small decompositions a second thread only waits, and waits long on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,7 +38,7 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass
 class Ratios:
-    """Squared norms relative to those at the start, for each network (the mean over its inputs) and layer."""
+    """Squared norms relative to those at the start, for each network (averaged over its inputs) and layer."""
 
     values: Tensor  # [networks, layers]
 
@@ -80,7 +80,7 @@ def both_ways(layers: list[Step], x: Tensor) -> tuple[Ratios, Ratios]:
 
 
 def flipped(layer: nn.Module, networks: int, relu: bool = True) -> Step:
-    """As many networks' layers as asked for from one, and the ReLU: signs for its input channels and its outputs'."""
+    """The layer with ReLU of ``networks`` networks, derived from one by flipping the signs of inputs and outputs."""
     layer.requires_grad_(False)
     shape = (networks, 1, -1, *[1] * (layer.weight_v.ndim - 2))
     outputs, inputs = layer.weight_v.shape[:2]
@@ -111,7 +111,7 @@ def drawn(sizes: list[int], draws: int, **how: str) -> list[Layers]:
 
 
 def many_mlps(parents: list[Layers], networks: int) -> tuple[Ratios, Ratios]:
-    """Each parent makes ``networks`` networks, each with an input of its own."""
+    """Derive ``networks`` networks from each parent, each with its own input."""
     runs = []
     for layers in parents:
         runs.append(both_ways([flipped(layer, networks) for layer in layers], torch.randn(networks, 1, INPUTS)))
@@ -128,17 +128,17 @@ def test_mlp_keeps_the_norm(low, high, draws, networks):
     forward, backward = many_mlps(parents, networks)
     forward.assert_is(1.0)
     backward.assert_is(torch.tensor(n) / n[-1])
-    # What one network does: about 0.5 at width 200, 0.25 at 1000.
+    # The spread of single networks: about 0.5 at width 200, 0.25 at 1000.
     spread = forward.values[:, -1].std().item()
     assert abs(spread * math.sqrt((low + high) / 2) - 7) < 2.5, spread
-    for layer in (layer for layers in parents for layer in layers):  # the variant differs in its gain alone
+    for layer in (layer for layers in parents for layer in layers):  # the variant differs only in its gain
         layer.weight_g.fill_(gain_parameter(layer_of("test", layer), 2, "backward"))
     forward, backward = many_mlps(parents, networks)
     backward.assert_is(1.0)
-    forward.assert_is(torch.tensor(n) / INPUTS)  # the price
+    forward.assert_is(torch.tensor(n) / INPUTS)  # the cost of the variant
 
 
-def test_he_directions_with_the_same_gains_do_too():
+def test_he_directions_with_the_same_gains_keep_the_norm():
     n = widths(150, 250)
     forward, backward = many_mlps(drawn(n, 4, distribution="he"), 500)
     forward.assert_is(1.0)
@@ -146,7 +146,7 @@ def test_he_directions_with_the_same_gains_do_too():
 
 
 def real_mlps(networks: int, initialize: Callable[[nn.Module], None]) -> tuple[Ratios, Ratios, list[int]]:
-    """No tricks: every network is a model of its own, drawn anew and run through its layers."""
+    """Without sign flips: every network is a newly drawn model."""
     n = widths(150, 250)
     runs = []
     for _ in range(networks):
@@ -156,14 +156,14 @@ def real_mlps(networks: int, initialize: Callable[[nn.Module], None]) -> tuple[R
     return *collect(runs), n
 
 
-def test_real_mlps_agree_within_their_sampling_error():
+def test_real_mlps_keep_the_norm_within_their_sampling_error():
     roles = {f"hidden.{i}": 2 for i in range(DEPTH)}
     forward, backward, n = real_mlps(24, lambda model: robust_(model, roles=roles))
     assert ((forward.mean - 1).abs() < 4 * forward.error + 0.01).all()
     assert ((backward.mean - torch.tensor(n) / n[-1]).abs() < 4 * backward.error + 0.01).all()
 
 
-def test_he_with_unit_gain_vanishes():
+def test_signal_of_he_with_unit_gain_vanishes():
     forward, backward, _ = real_mlps(4, he_)
     assert forward.mean[9] < 0.01
     assert backward.mean[-11] < 0.01
@@ -172,7 +172,7 @@ def test_he_with_unit_gain_vanishes():
 
 
 def assert_between_the_bounds(forward: Ratios, backward: Ratios) -> None:
-    # From the output's side the last block's input is one block away, the first one's output BLOCKS - 1.
+    # Counted from the output, the input of the last block is one block away, the output of the first BLOCKS - 1.
     ends = [(forward, -1, (1 + 1 / BLOCKS) ** BLOCKS), (backward, 0, (1 + 1 / BLOCKS) ** (BLOCKS - 1))]
     for ratios, layer, expected in ends:
         mean, error = ratios.mean[layer].item(), ratios.error[layer].item()
@@ -183,7 +183,7 @@ def assert_between_the_bounds(forward: Ratios, backward: Ratios) -> None:
 
 
 @pytest.mark.parametrize("width", [200, 1000])
-def test_residual_networks_end_between_the_bounds(width):
+def test_residual_networks_stay_within_the_bounds(width):
     """40 blocks at the widths of the paper's figure 1."""
     networks = 32 if width < 500 else 16
     first, second = wnfused.WNLinear(width, width), wnfused.WNLinear(width, width)
@@ -215,8 +215,8 @@ class ResidualMLP(nn.Module):
         return x
 
 
-def test_real_residual_networks_end_between_the_bounds():
-    """No tricks, roles inferred, another width inside the blocks; narrow, for the time it takes."""
+def test_real_residual_networks_stay_within_the_bounds():
+    """Without sign flips, with inferred roles and a different width inside the blocks; narrow, to save time."""
     model, runs = ResidualMLP(120, 160), []
     for _ in range(10):
         robust_(model, torch.randn(1, 120))
@@ -225,12 +225,12 @@ def test_real_residual_networks_end_between_the_bounds():
 
 
 def area(n: int) -> float:
-    """Logarithm of the surface area of the unit n-sphere, which lies in n + 1 dimensions."""
+    """Logarithm of the surface area of the unit n-sphere in n + 1 dimensions."""
     return math.log(2) + (n + 1) / 2 * math.log(math.pi) - math.lgamma((n + 1) / 2)
 
 
 def test_constant_of_theorem_1_is_one_by_its_formula():
-    """It has to be: half of the directions pass the ReLU, and the squared cosine averages 1/n."""
+    """As expected: half of the directions pass the ReLU, and the mean squared cosine is 1/n."""
     for n in range(2, 1001):
         factors = range(3, n, 2) if n % 2 == 0 else range(2, n, 2)
         log = math.log(2) + area(n - 1) - area(n) + sum(math.log((k - 1) / k) for k in factors)
@@ -242,10 +242,10 @@ def test_constant_of_theorem_1_is_one_by_simulation():
     rows = 4_000
     off = []
     for n in range(2, 1001):
-        along = torch.randn(rows, dtype=torch.float64)  # a row's component along u; of the others only the norm matters
+        along = torch.randn(rows, dtype=torch.float64)  # a row's component along u; only the norm of the others matters
         across = torch.distributions.Chi2(torch.tensor(n - 1.0, dtype=torch.float64)).sample((rows,))
         v = (gain(n, rows, 2) * along / (along.square() + across).sqrt()).relu().square() * rows
-        variance = 6 * n / (n + 2) - 1  # the mean of a fourth power of a cosine is 3 / (n (n + 2))
+        variance = 6 * n / (n + 2) - 1  # the mean fourth power of a cosine is 3 / (n (n + 2))
         assert abs(v.mean() - 1) < 5 * math.sqrt(variance / rows), n
         off.append(v.mean() - 1)
     assert abs(torch.stack(off).mean()) < 0.005  # over all n the errors average out
@@ -261,10 +261,10 @@ def test_constant_of_theorem_1_through_a_layer(n):
 
 
 def kept_by_zero_padding(size: int, layers: int) -> Tensor:
-    """Share of the energy after 1, 2, … 3×3 convolutions with zero padding, from an input of even energy.
+    """Fraction of the energy left after 1, 2, … 3×3 convolutions with zero padding, for an input of uniform energy.
 
-    Each output position has the mean energy of the 9 it reads, those beyond the border counting as 0: along each side
-    that is a matrix with 1/3 on three diagonals. The first layer keeps (1 - 2/(3·size))² of the energy.
+    Each output position has the mean energy of the 9 positions it reads, where those beyond the border count as 0.
+    Along each side that is a matrix with 1/3 on three diagonals. The first layer keeps (1 - 2/(3·size))² of the energy.
     """
     i = torch.arange(size)
     step = ((i[:, None] - i).abs() <= 1).double() / 3

@@ -1,4 +1,4 @@
-"""The paper's networks: their shape, their size against the literature, and that depth breaks nothing."""
+"""The paper's networks: structure, parameter counts compared with the literature, and very deep instances."""
 
 import copy
 import pickle
@@ -34,7 +34,7 @@ def normalized(model: nn.Module) -> list[nn.Module]:
 
 @small
 @pytest.mark.parametrize("norm", NORMS)
-def test_runs_and_every_parameter_gets_a_gradient(build, shape, norm):
+def test_every_parameter_gets_a_gradient(build, shape, norm):
     model = build(norm)
     y = model(torch.randn(shape))
     assert y.shape == (2, 10)
@@ -55,11 +55,11 @@ def test_norm_is_the_only_difference(build, shape):
     fused = sum(m.activation == "relu" for m in normalized(weight))
     assert fused == sum(isinstance(m, nn.ReLU) for m in batch.modules())
     assert fused == sum(isinstance(m, nn.ReLU) for m in none.modules())
-    assert size(weight) == size(batch)  # gain and bias here, scale and shift there
+    assert size(weight) == size(batch)  # a gain and a bias, or a scale and a shift
 
 
 @small
-def test_folded_network_is_the_one_without_norm(build, shape):
+def test_folded_network_matches_the_one_without_norm(build, shape):
     model, plain, x = build("weight"), build("none"), torch.randn(shape)
     expected = model(x)
     wnfused.fold(model)
@@ -68,7 +68,7 @@ def test_folded_network_is_the_one_without_norm(build, shape):
 
 
 @small
-def test_traces_and_goes_under_torchs_weight_norm(build, shape):
+def test_works_with_fx_and_torchs_weight_norm(build, shape):
     model, x = build("weight"), torch.randn(shape)
     expected = model(x)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), expected)
@@ -84,7 +84,7 @@ def test_mlp_widths():
     assert [m.out_features for m in normalized(MLP(2, (4, 6), inputs=5))] == [4, 6]
 
 
-def test_cnn_is_the_papers():
+def test_cnn_matches_the_paper():
     layers = normalized(CNN(5))
     assert [(m.in_channels, m.out_channels) for m in layers] == [(3, 512)] + 4 * [(512, 512)]
     assert [m.stride for m in layers] == 2 * [(2, 2)] + 3 * [(1, 1)]
@@ -92,8 +92,8 @@ def test_cnn_is_the_papers():
     assert CNN(4, channels=8).features(torch.randn(1, 3, 32, 32)).shape == (1, 8, 8, 8)
 
 
-def test_wrn_is_the_papers():
-    model = WRN(22, 2)  # 3 blocks a stage
+def test_wrn_matches_the_paper():
+    model = WRN(22, 2)  # 3 blocks per stage
     assert (model.stem.out_channels, model.stem.activation, model.head.in_features) == (32, None, 128)
     x = torch.randn(2, 3, 32, 32)
     for stage, (width, resolution) in zip(model.stages, [(32, 32), (64, 16), (128, 8)], strict=True):
@@ -118,8 +118,8 @@ def test_wrn_by_blocks_or_depth():
     ]
 
 
-def test_resnet_is_the_papers():
-    basic, bottleneck = ResNet(20), ResNet(29, bottleneck=True)  # 3 blocks a stage each
+def test_resnet_matches_the_paper():
+    basic, bottleneck = ResNet(20), ResNet(29, bottleneck=True)  # 3 blocks per stage
     assert basic.stem.activation == bottleneck.stem.activation == "relu"
     assert [len(stage) for stage in basic.stages] == [len(stage) for stage in bottleneck.stages] == [3, 3, 3]
     for model, sizes, widths in ((basic, [3, 3], [16, 32, 64]), (bottleneck, [1, 3, 1], [64, 128, 256])):
@@ -138,14 +138,14 @@ def test_resnet_is_the_papers():
     ("build", "layers"), [(resnet20, 20), (resnet56, 56), (resnet110, 110), (resnet164, 164), (lambda: WRN(40, 1), 38)]
 )
 def test_depth_counts_the_layers_on_the_main_path(build, layers):
-    """Shortcuts do not count; WRN's 6N + 4 does count those of its three stages, of which the paper's has two."""
+    """Shortcuts do not count, except that WRN's 6N + 4 counts one per stage, while the paper's network has only two."""
     main = [
         name for name, m in build().named_modules() if isinstance(m, nn.Linear | nn.Conv2d) and "shortcut" not in name
     ]
     assert len(main) == layers
 
 
-# What the literature's networks hold, counted from their descriptions.
+# Parameter counts of the networks in the literature, computed from their descriptions.
 
 
 def basic_literature(n: int) -> int:
@@ -159,7 +159,7 @@ def basic_literature(n: int) -> int:
 
 
 def preactivation_literature(n: int, widths: tuple[int, ...], bottleneck: bool) -> int:
-    """He et al. (2016b), Zagoruyko & Komodakis (2016): batch norm before each conv, bare 1×1 shortcuts."""
+    """He et al. (2016b), Zagoruyko & Komodakis (2016): batch norm before each conv, 1×1 shortcuts without it."""
     total, inputs = 3 * 16 * 9, 16
     for width in widths:
         outputs = 4 * width if bottleneck else width
@@ -173,7 +173,7 @@ def preactivation_literature(n: int, widths: tuple[int, ...], bottleneck: bool) 
     return total + 2 * inputs + inputs * 10 + 10
 
 
-def test_literature_is_counted_right():
+def test_counts_match_the_published_ones():
     assert basic_literature(9) == 853_018  # 0.85M
     assert basic_literature(18) == 1_727_962  # 1.7M
     assert preactivation_literature(18, (16, 32, 64), bottleneck=True) == 1_703_258  # 1.7M
@@ -182,13 +182,13 @@ def test_literature_is_counted_right():
 
 
 @pytest.mark.parametrize(("build", "n"), [(resnet20, 3), (resnet56, 9), (resnet110, 18)])
-def test_basic_resnet_has_the_literatures_size_and_shortcuts(build, n):
-    # A gain and a bias for each channel stand where batch norm has scale and shift: only the shortcuts are more.
+def test_basic_resnet_has_the_published_size_plus_shortcuts(build, n):
+    # Gain and bias replace the scale and shift of batch norm: only the shortcuts add parameters.
     shortcuts = (16 * 32 + 2 * 32) + (32 * 64 + 2 * 64)
     assert size(build()) == basic_literature(n) + shortcuts
 
 
-def test_resnet164_has_the_literatures_size():
+def test_resnet164_has_the_published_size():
     outputs = 16 + sum(18 * (width + width + 4 * width) for width in (16, 32, 64))  # of convolutions
     shortcuts = 64 + 128 + 256
     batch_norms = sum(18 * 6 * width for width in (16, 32, 64)) + (16 - 64) + (64 - 128) + (128 - 256) + 256
@@ -196,11 +196,11 @@ def test_resnet164_has_the_literatures_size():
     assert size(resnet164()) == preactivation_literature(18, (16, 32, 64), bottleneck=True) + ours
 
 
-def test_wrn_40_10_has_the_literatures_size():
+def test_wrn_40_10_has_the_published_size():
     literature = preactivation_literature(6, (160, 320, 640), bottleneck=False)
     stem = 3 * 9 * (160 - 16)  # the paper's stem has 16k channels
-    first_block = 9 * 160 * (160 - 16) - 16 * 160  # so its first conv reads more, and needs no shortcut
-    outputs = 160 + sum(12 * width for width in (160, 320, 640)) + 320 + 640  # gains and biases, shortcuts too
+    first_block = 9 * 160 * (160 - 16) - 16 * 160  # so the first conv has more inputs, and no shortcut is needed
+    outputs = 160 + sum(12 * width for width in (160, 320, 640)) + 320 + 640  # gains and biases, including shortcuts
     batch_norms = sum(12 * width for width in (160, 320, 640)) + (16 - 160) + (160 - 320) + (320 - 640) + 640
     with torch.device("meta"):
         model = WRN(40, 10)
@@ -221,7 +221,7 @@ def test_a_thousand_layers_run_copy_and_pickle():
     [
         (lambda: MLP(0, 5), "MLP: depth: expected an int >= 1, got 0"),
         (lambda: MLP(2, 0), "MLP: width: expected an int >= 1, got 0"),
-        (lambda: MLP(2, [5]), r"MLP: width: expected an int >= 1 or a list of 2 \(depth\) of them, got \[5\]"),
+        (lambda: MLP(2, [5]), r"MLP: width: expected an int >= 1, or a list of 2 of them .*, got \[5\]"),
         (lambda: MLP(2, "55"), "MLP: width: expected .* got '55'"),
         (lambda: MLP(2, [5, 0]), "MLP: width"),
         (lambda: MLP(2, 5, inputs=0), "MLP: inputs"),

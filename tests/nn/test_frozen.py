@@ -1,4 +1,4 @@
-"""frozen: the cost of the plain layer inside, correct results whatever happens there, and no effect outside."""
+"""frozen: inside, layers cost as much as plain ones and results are always correct; outside, it has no effect."""
 
 import copy
 import pickle
@@ -86,7 +86,7 @@ def test_same_outputs_and_one_fold(make, shape, folds):
     torch.testing.assert_close(layer(x), expected)
 
 
-def test_nothing_but_the_plain_operation_runs_inside():
+def test_only_the_plain_operation_runs_inside():
     layer, x = WNLinear(8, 6), torch.randn(3, 8)
     with frozen(layer), torch.no_grad():
         layer(x)
@@ -95,7 +95,7 @@ def test_nothing_but_the_plain_operation_runs_inside():
     assert [name for name, _ in record.calls] == ["t", "addmm"]
 
 
-def test_gradients_are_right_inside():
+def test_gradients_are_correct_inside():
     torch.manual_seed(0)
     layer, x = WNConv1d(3, 4, 3), torch.randn(2, 3, 6)
     perturb(layer)
@@ -110,7 +110,7 @@ def test_gradients_are_right_inside():
         torch.testing.assert_close(p.grad, gradient)
 
 
-def test_gradients_of_the_input_with_parameters_that_need_none(folds):
+def test_input_gradients_with_frozen_parameters(folds):
     layer = WNLinear(4, 3)
     layer.weight_v.requires_grad_(False)
     layer.weight_g.requires_grad_(False)

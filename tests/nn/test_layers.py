@@ -1,4 +1,4 @@
-"""The layers against torch's weight norm of their twins: same numbers from the same seed, same module behaviour."""
+"""The layers compared with torch's weight norm of their twins: same values from the same seed, same behaviour."""
 
 import copy
 import inspect
@@ -47,7 +47,7 @@ def pair(kind, args, kwargs, dim=0):
 
 
 def perturb(*modules):
-    """The same change to both, so that the gain is no longer the norm."""
+    """Apply the same change to both, so that the gain is no longer the norm."""
     for module in modules:
         torch.manual_seed(1)
         with torch.no_grad():
@@ -88,7 +88,7 @@ def test_new_layer_is_the_plain_layer_and_relu_is_fused(kind, args, kwargs, shap
 
 
 @pytest.mark.parametrize(("kind", "args", "kwargs", "shape"), CASES)
-def test_constructor_takes_the_twins_arguments(kind, args, kwargs, shape):
+def test_constructor_accepts_the_twins_arguments(kind, args, kwargs, shape):
     twin = list(inspect.signature(kind.twin).parameters.values())
     ours = list(inspect.signature(kind).parameters.values())
     assert [(p.name, p.default) for p in ours[: len(twin)]] == [(p.name, p.default) for p in twin]
@@ -178,7 +178,7 @@ def test_output_size_of_transposed_convolutions():
 
 
 def test_geometry_changed_after_construction_is_used():
-    """Descript's DAC switches off the padding of every nn.Conv1d it finds while it works on chunks."""
+    """Descript's DAC sets the padding of every nn.Conv1d to 0 while it processes chunks."""
     model = nn.Sequential(WNConv1d(2, 3, 5, padding=2))
     for module in model.modules():
         if isinstance(module, nn.Conv1d):

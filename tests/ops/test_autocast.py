@@ -1,4 +1,4 @@
-"""Autocast to 16 bits: dtypes and errors of results and gradients, beside torch's weight norm, also compiled."""
+"""Autocast to 16 bits, also compiled: dtypes and errors of results and gradients, compared with torch's weight norm."""
 
 import copy
 from collections.abc import Callable
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("_one_thread", "_compiled_afresh")
 
 
 def torch_network() -> nn.Sequential:
-    """Plain torch under its own weight norm, no wnfused; ``convert`` makes the same network of it."""
+    """A network under torch's own weight norm, without wnfused; ``convert`` turns it into the wnfused network."""
     layers: list[nn.Module] = [
         nn.Conv1d(8, 16, 3, padding=1),
         nn.ConvTranspose1d(16, 12, 4, stride=2),
@@ -32,7 +32,7 @@ def torch_network() -> nn.Sequential:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast(backend: str, dtype: torch.dtype, compiled: bool) -> None:
-    """16-bit output, float32 gradients of float32 weights; no further from float64 than torch's weight norm."""
+    """The output is 16-bit, gradients of float32 weights are float32, and errors are no larger than torch's."""
     theirs = torch_network()
     ours = copy.deepcopy(theirs)
     wnfused.convert(ours)
@@ -61,7 +61,7 @@ def test_autocast(backend: str, dtype: torch.dtype, compiled: bool) -> None:
 
 
 def test_autocast_and_double_backward(backend: str) -> None:
-    """The second derivative of float32 parameters through 16-bit activations is float32, and near the float32 one."""
+    """The second derivative of float32 parameters through 16-bit activations is float32, and close to the exact one."""
     layer, x = WNLinear(16, 12), torch.randn(8, 16)
     parameters = list(layer.parameters())
     results = []

@@ -1,6 +1,6 @@
-"""Autograd's usual manners: what is saved, changes in place, hooks, checkpoints, modes, threads.
+"""Behaviour in autograd: saved tensors, in-place changes, hooks, checkpointing, modes, threads.
 
-tests/ops/backends/test_choice.py runs these once more without the native library.
+tests/ops/backends/test_choice.py runs these tests again without the native library.
 """
 
 import itertools
@@ -46,8 +46,8 @@ def test_checkpoint(backend: str, reentrant: bool) -> None:
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_what_is_saved(backend: str, relu: bool) -> None:
-    """x, v, g and the row norms, with a ReLU the output: never a second copy of the weight."""
+def test_saved_tensors(backend: str, relu: bool) -> None:
+    """x, v, g, the row norms and, with a ReLU, the output are saved; never a second copy of the weight."""
     x, v, g = torch.randn(2, 30), torch.randn(20, 30), torch.rand(20, 1)
     b = torch.randn(20)
     inputs = [t.requires_grad_() for t in (x, v, g, b)]
@@ -71,7 +71,7 @@ def test_saved_tensors_may_be_packed(backend: str) -> None:
 
 @some_samples
 def test_norms_are_not_differentiable(backend: str, sample: Sample) -> None:
-    """The operators return them for the backward only; a gradient through them would be silently incomplete."""
+    """The operators return them only for the backward; a gradient through them would be silently incomplete."""
     name = {"weight_norm": "weight_norm", "linear": "linear"}.get(sample.kind)
     if name is None:
         n = len(sample.v_shape) - 2
@@ -125,8 +125,8 @@ def test_weight_norm_input_changed_in_place(backend: str) -> None:
             y.sum().backward()
 
 
-def test_what_is_not_saved_may_change_in_place(backend: str) -> None:
-    """The bias, and the output where no ReLU needs it: also with a recorded operation."""
+def test_unsaved_tensors_may_be_changed_in_place(backend: str) -> None:
+    """These are the bias and, without a ReLU, the output; the in-place operation may be recorded."""
     tensors = linear_inputs()
     wanted = torch.autograd.grad(BY_NAME["linear"].formula(*tensors).mul(3.0).sum(), tensors)
     y = wn_linear(*tensors)
@@ -137,7 +137,7 @@ def test_what_is_not_saved_may_change_in_place(backend: str) -> None:
 
 
 def node_name(kind: str) -> str:
-    """C++ nodes carry the operation's name; in a process without the native library one Python node serves all."""
+    """C++ nodes have the operation's name; without the native library there is one Python node for all operations."""
     if not native.is_loaded():
         return "_DifferentiableBackward"
     return {"weight_norm": "WeightNormBackward", "linear": "WNLinearBackward"}.get(kind, "WNConvolutionBackward")
@@ -174,7 +174,7 @@ def test_hooks_on_tensors_and_parameters(backend: str) -> None:
 
 
 def test_anomaly_mode(backend: str) -> None:
-    """Names the operation whose backward gave NaN and shows its forward call; otherwise changes nothing."""
+    """Anomaly mode names the operation whose backward returned NaN and shows its forward call."""
     tensors = linear_inputs()
     with warnings.catch_warnings(record=True) as caught, torch.autograd.set_detect_anomaly(True):
         warnings.simplefilter("always")
@@ -189,7 +189,7 @@ def test_anomaly_mode(backend: str) -> None:
 
 
 def test_inference_mode(backend: str) -> None:
-    """Same values, nothing recorded; and what it made cannot be saved for a later backward, as everywhere in torch."""
+    """Values are the same, nothing is recorded, and, as always in torch, the results cannot be saved for backward."""
     tensors = linear_inputs()
     recorded = wn_linear(*tensors)
     with torch.inference_mode():
@@ -213,7 +213,7 @@ def test_nothing_is_recorded_without_grad_mode(backend: str, context: Callable[[
 
 
 def test_threads(backend: str) -> None:
-    """Forward and backward of one model in several threads at once: each its own graph, gradients summed."""
+    """Several threads run forward and backward of one model: each has its own graph, and gradients are summed."""
     own, inputs = model(), torch.randn(4, 2, 2, 4, dtype=torch.float64)
     wanted = torch.autograd.grad(sum(Torch(own)(x).sin().sum() for x in inputs), list(own.parameters()))
     with ThreadPoolExecutor(4) as pool:
@@ -224,7 +224,7 @@ def test_threads(backend: str) -> None:
 
 
 def test_backend_may_change_between_forward_and_backward() -> None:
-    """Also between the first and the second backward: nothing saved belongs to one backend."""
+    """Also between the first and the second backward: saved tensors do not depend on the backend."""
     names = ["torch"] if CHOSEN == "torch" else ["native", OTHER, "native"]
     for first, second in itertools.pairwise([*names, *names]):
         tensors = BY_NAME["conv1d"].tensors()

@@ -1,6 +1,6 @@
-"""First, second and third derivatives, against numbers and against the plain formula.
+"""First, second and third derivatives, compared with finite differences and with the plain formula.
 
-tests/ops/backends/test_choice.py runs these once more without the native library, on Python's autograd.
+tests/ops/backends/test_choice.py runs these tests again without the native library, with the Python autograd.
 """
 
 import itertools
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("_one_thread")
 
 @each_sample
 def test_first_derivatives(backend: str, sample: Sample) -> None:
-    """Reverse and forward mode, each also batched over the cotangents or tangents."""
+    """Reverse and forward mode, both also batched over cotangents or tangents."""
     assert gradcheck(
         sample.own,
         sample.tensors(),
@@ -36,7 +36,7 @@ def test_first_derivatives(backend: str, sample: Sample) -> None:
 
 @each_sample
 def test_second_derivatives(backend: str, sample: Sample) -> None:
-    """Reverse over reverse and forward over reverse; entry by entry where the matrices are small."""
+    """Reverse over reverse and forward over reverse; entry by entry if the matrices are small."""
     assert gradgradcheck(
         sample.own,
         sample.tensors(),
@@ -47,7 +47,7 @@ def test_second_derivatives(backend: str, sample: Sample) -> None:
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_torch_own_second_derivative_is_wrong(backend: str, dim: int) -> None:
-    """Why the backward operators are differentiated through a formula: torch 2.13's own fused weight norm is not."""
+    """The reason why the backward operators are differentiated through a formula: torch 2.13 does not do so."""
     v = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     g = torch.rand([(3, 1), (1, 4)][dim], dtype=torch.float64, requires_grad=True)
     assert gradgradcheck(lambda v, g: weight_norm(v, g, dim), (v, g))
@@ -69,23 +69,23 @@ def test_third_derivatives(backend: str, sample: Sample) -> None:
 
 @layered_samples
 def test_every_choice_of_inputs_that_require_gradients(backend: str, sample: Sample) -> None:
-    """First and second derivatives where x, v, g or the bias are frozen."""
+    """First and second derivatives if x, v, g or the bias are frozen."""
     for wanted in itertools.product([False, True], repeat=len(sample.tensors())):
         if not any(wanted):
             continue
         results = []
         for function in (sample.own, sample.formula):
             tensors = [t.detach().requires_grad_(w) for t, w in zip(sample.tensors(), wanted, strict=True)]
-            asked = [t for t in tensors if t.requires_grad]
-            first = torch.autograd.grad(scalar(function)(*tensors), asked, create_graph=True)
-            second = torch.autograd.grad(sum(d.sin().sum() for d in first), asked, allow_unused=True)
-            zeros = [torch.zeros_like(t) for t in asked]
+            requested = [t for t in tensors if t.requires_grad]
+            first = torch.autograd.grad(scalar(function)(*tensors), requested, create_graph=True)
+            second = torch.autograd.grad(sum(d.sin().sum() for d in first), requested, allow_unused=True)
+            zeros = [torch.zeros_like(t) for t in requested]
             results.append([first, [z if d is None else d for d, z in zip(second, zeros, strict=True)]])
         assert_same(*results)
 
 
 def test_parameters_that_are_not_leaves(backend: str) -> None:
-    """A direction and gain computed from something else (a hypernetwork, tied weights, a mask)."""
+    """Direction and gain are computed from another tensor (a hypernetwork, tied weights, a mask)."""
     seed = torch.randn(6, dtype=torch.float64, requires_grad=True)
     x = torch.randn(3, 4, dtype=torch.float64)
 
@@ -107,7 +107,7 @@ def test_one_tensor_in_two_places(backend: str) -> None:
 
 
 def test_gradient_penalty(backend: str) -> None:
-    """WGAN-GP's use of double backward: a loss on the norm of the input's gradient reaches every parameter."""
+    """Double backward as in WGAN-GP: a loss on the norm of the input's gradient reaches every parameter."""
     own, x = model(), torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True)
 
     def penalty(run: nn.Module) -> tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
-"""torch.func's transforms, alone and nested, and forward mode, against the plain formula.
+"""torch.func's transforms, alone and nested, and forward mode, compared with the plain formula.
 
-tests/ops/backends/test_choice.py runs these once more without the native library.
+tests/ops/backends/test_choice.py runs these tests again without the native library.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def test_grad_and_vjp(backend: str, sample: Sample) -> None:
 
 @each_sample
 def test_jvp(backend: str, sample: Sample) -> None:
-    """torch.func.jvp, and dual numbers by hand, which need not carry a tangent on every input."""
+    """torch.func.jvp, and explicit dual numbers, with tangents on some of the inputs."""
     tensors = tuple(t.detach() for t in sample.tensors())
     tangents = tuple(torch.randn_like(t) for t in tensors)
     wanted = jvp(sample.formula, tensors, tangents)
@@ -59,15 +59,15 @@ SECOND_ORDER = {
 @pytest.mark.parametrize("transform", SECOND_ORDER)
 @each_sample
 def test_nested_transforms(backend: str, sample: Sample, transform: str) -> None:
-    """Norms saved at one level must not pass for constants at the next: d(1/n)/dv is in every second derivative."""
+    """Norms saved at one level must not be constants at the next: every second derivative includes d(1/n)/dv."""
     tensors = tuple(t.detach() for t in sample.tensors())
     everything = tuple(range(len(tensors)))
     own, wanted = (SECOND_ORDER[transform](scalar(f), everything)(*tensors) for f in (sample.own, sample.formula))
     assert_same(own, wanted)
 
 
-def test_comparison_of_hessians_sees_constant_norms() -> None:
-    """The comparison above fails for a gradient that takes the norms for constants."""
+def test_the_comparison_of_hessians_detects_constant_norms() -> None:
+    """The comparison above fails for a gradient that treats the norms as constants."""
     v, g = BY_NAME["weight_norm-0"].tensors()
 
     def with_constant_norms(v: Tensor, g: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def test_comparison_of_hessians_sees_constant_norms() -> None:
 @layered_samples
 @pytest.mark.parametrize("batched", ["x", "parameters", "all", "gain", "last-dim"])
 def test_vmap(backend: str, sample: Sample, batched: str) -> None:
-    """Over inputs, over stacked parameters (an ensemble), over both, over one of them, over a last dimension."""
+    """Over inputs, over stacked parameters (an ensemble), over both, over one of them, over the last dimension."""
     copies = [sample.tensors(seed) for seed in range(3)]
     count = len(copies[0])
     stacked = {"x": [0], "parameters": range(1, count), "all": range(count), "gain": [2], "last-dim": range(count)}
@@ -118,7 +118,7 @@ def test_per_sample_gradients(backend: str, sample: Sample) -> None:
 
 
 @some_samples
-def test_vmap_beneath_and_above_forward_mode(backend: str, sample: Sample) -> None:
+def test_vmap_inside_and_outside_forward_mode(backend: str, sample: Sample) -> None:
     tensors = tuple(t.detach() for t in sample.tensors())
     tangents = tuple(torch.randn(3, *t.shape, dtype=t.dtype) for t in tensors)
     in_dims = tuple(0 for _ in tensors)
@@ -134,7 +134,7 @@ def test_vmap_beneath_and_above_forward_mode(backend: str, sample: Sample) -> No
 
 
 def test_functional_call(backend: str) -> None:
-    """Parameters handed in take the place of the layer's own, and gradients flow to them."""
+    """The given parameters replace the layer's own, and gradients flow to them."""
     own, x = model(), torch.randn(2, 2, 4, dtype=torch.float64)
     given = {name: torch.randn_like(p) for name, p in own.named_parameters()}
 
@@ -153,7 +153,7 @@ def test_functional_call(backend: str) -> None:
 
 
 def test_ensemble(backend: str) -> None:
-    """stack_module_state and vmap: each member as if it ran alone, and its own gradients."""
+    """stack_module_state and vmap: each member has the results and gradients of a separate run."""
     members = [model() for _ in range(3)]
     parameters, buffers = stack_module_state(members)
     x = torch.randn(2, 2, 4, dtype=torch.float64)

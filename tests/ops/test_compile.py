@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("_one_thread", "_compiled_afresh")
 
 @pytest.mark.parametrize(("dynamic", "recompiled"), [(None, [1, 0]), (True, [0, 0])])
 def test_compiled_network(one_backend: None, dynamic: bool | None, recompiled: list[int]) -> None:
-    """One graph, whatever the batch; with dynamic shapes one for all of them."""
+    """There is one graph for each batch size, and with dynamic shapes one for all."""
     model = network()
     parameters = list(model.parameters())
     counter = CompileCounterWithBackend("aot_eager")
@@ -53,7 +53,7 @@ def test_compiled_weight(one_backend: None) -> None:
 
 
 def test_compiled_training_step(one_backend: None) -> None:
-    """Nothing is remembered of the weights: each step sees what the optimizer wrote."""
+    """Weights are not cached: each step uses the values that the optimizer wrote."""
     model = network()
     twin = copy.deepcopy(model)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -78,7 +78,7 @@ COMPILED_TRANSFORMS: dict[str, Callable[[Callable[..., Tensor]], Callable[..., A
 
 @pytest.mark.parametrize("name", COMPILED_TRANSFORMS)
 def test_compiled_transforms(one_backend: None, name: str) -> None:
-    """torch.func inside the compiled function, in one graph, equals the same of the formula."""
+    """torch.func inside the compiled function, in one graph, gives the same results as with the formula."""
     sample = BY_NAME["linear-relu"]
     tensors = sample.tensors()
 
@@ -92,14 +92,14 @@ def test_compiled_transforms(one_backend: None, name: str) -> None:
         assert_close(a, w, terms=1.0)
 
 
-def test_wrong_arguments_are_still_named(one_backend: None) -> None:
+def test_errors_name_the_argument(one_backend: None) -> None:
     compiled = torch.compile(wn_linear, backend="aot_eager")
     with pytest.raises(ValueError, match="wn_linear: x: expected last dimension 4"):
         compiled(torch.randn(2, 5), torch.randn(3, 4), torch.randn(3, 1))
 
 
-class Turned(nn.Module):
-    """Linear layers see [batch, time, channels], the convolution [batch, channels, time], and nobody copies."""
+class Transposed(nn.Module):
+    """Linear layers read [batch, time, channels], the convolution [batch, channels, time], without copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,9 +109,9 @@ class Turned(nn.Module):
         return self.last(self.convolution(self.first(x).transpose(1, 2)).transpose(1, 2))
 
 
-INDUCTOR = {  # only our operators and views: inductor has nothing to compile, and checks every result's strides
+INDUCTOR = {  # only wnfused operators and views: inductor compiles nothing but checks the strides of every result
     "network": (network, (4, 2, 4, 4)),
-    "turned": (Turned, (2, 5, 4)),
+    "transposed": (Transposed, (2, 5, 4)),
     "channels last after contiguous": (
         lambda: nn.Sequential(WNConv2d(3, 4, 2), WNConv2d(4, 4, 2).to(memory_format=torch.channels_last)),
         (2, 3, 5, 5),
@@ -126,7 +126,7 @@ INDUCTOR = {  # only our operators and views: inductor has nothing to compile, a
 
 
 @pytest.mark.parametrize("name", INDUCTOR)
-def test_inductor_takes_the_layouts(backend: str, name: str) -> None:
+def test_inductor_accepts_the_layouts(backend: str, name: str) -> None:
     make, shape = INDUCTOR[name]
     model, x = make(), torch.randn(shape)
     parameters = list(model.parameters())
@@ -136,7 +136,7 @@ def test_inductor_takes_the_layouts(backend: str, name: str) -> None:
 
 @pytest.mark.slow
 def test_inductor() -> None:
-    """Between operations of inductor's own, forward and backward; most of the time is its C++ compiler's."""
+    """Between operations that inductor compiles, forward and backward; the C++ compiler takes most of the time."""
     layer, x = WNLinear(8, 4, activation="relu"), torch.randn(3, 8)
 
     def run(x: Tensor) -> Tensor:

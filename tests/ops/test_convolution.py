@@ -1,4 +1,4 @@
-"""wn_convNd and wn_conv_transposeNd on every backend against float64: values, gradients and every option."""
+"""wn_convNd and wn_conv_transposeNd on every backend, compared with float64: values, gradients and every option."""
 
 from typing import Any
 
@@ -22,9 +22,9 @@ from tests.support.convolution_cases import (
 )
 from tests.support.reference import assert_close, assert_gradients_close, doubles, gradients, normalized
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's remark on even kernels
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch warns about even kernels
 
-# x, v, arguments: one of each number of dimensions, none of the sizes equal
+# x, v, arguments, transposed: each number of dimensions, with sizes that all differ
 PLAIN = [
     ((2, 6, 11), (5, 6, 3), {"padding": 1}),
     ((2, 6, 7, 9), (5, 6, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
@@ -63,7 +63,7 @@ def test_options(
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("per_group", [1, 3])
 def test_groups(backend: str, per_group: int, transposed: bool, dim: int | None) -> None:
-    """Also depthwise, with one and with two outputs for each input channel."""
+    """Also depthwise, with one and two outputs per input channel."""
     groups, outputs = 4, 2 * per_group
     v = (groups * per_group, outputs, 3) if transposed else (groups * outputs, per_group, 3)
     arguments = {"groups": groups, "stride": 2, "padding": 1, "dim": dim}
@@ -99,7 +99,7 @@ def test_same_padding_of_three_dimensions(backend: str) -> None:
 @pytest.mark.parametrize("padding", [0, 2, "same", "valid"], ids=str)
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_padding_modes(backend: str, n: int, padding: Any, mode: str) -> None:
-    """As nn.ConvNd pads, batched and not; with an even kernel "same" is one wider on the right."""
+    """Padding equals that of nn.ConvNd, batched and unbatched; for even kernels "same" pads one more on the right."""
     kernel, sizes = (4, 3, 2)[:n], (7, 5, 6)[:n]
     layer = getattr(nn, f"Conv{n}d")(3, 4, kernel, padding=padding, padding_mode=mode, dtype=torch.float64)
     for batch in ((2,), ()):
@@ -114,8 +114,8 @@ def test_padding_modes(backend: str, n: int, padding: Any, mode: str) -> None:
         assert_gradients_close(gradients(y, inputs, dy), gradients(y_wide, wide, dy.double()), v, g, 0)
 
 
-def test_numpy_integers_are_integers(backend: str) -> None:
-    """Sizes computed with numpy work in torch's layers, and go on working when those are converted."""
+def test_numpy_integers_are_accepted(backend: str) -> None:
+    """Sizes computed with numpy work in torch's layers, and still work after those are converted."""
     one, two = np.int64(1), np.int32(2)
     inputs = make((2, 4, 9), (6, 2, 3), 0, groups=2)
     sizes = {"stride": two, "padding": (one,), "dilation": [one], "groups": two}

@@ -1,4 +1,4 @@
-"""Convolutions at the ends of the numbers: tiny, huge and zero rows, zero gains, NaN and infinity."""
+"""Convolutions with extreme values: tiny, huge and zero rows, zero gains, NaN and infinity."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ EVEN, ODD = slice(0, None, 2), slice(1, None, 2)
 def test_extreme_norms(
     backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any], scale: float
 ) -> None:
-    """Every other row is tiny or huge; both kinds are compared by themselves, as their dv differ by magnitudes."""
+    """Every other row is tiny or huge; both kinds are compared separately, because their dv differ by magnitudes."""
     dim = arguments["dim"]
     inputs = sided(x, v, transposed, arguments)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_extreme_norm_of_the_whole_weight(backend: str, transposed: bool, scale:
 def test_zero_rows_give_zero_weight_and_gradients(
     backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
-    """As a row of any direction with gain 0 does, except that its own gradients are zero too."""
+    """The other results are those of any direction with gain 0; the gradients of the row itself are zero too."""
     dim = arguments["dim"]
     inputs = sided(x, v, transposed, arguments)
     like = doubles(*inputs)
@@ -123,7 +123,7 @@ def test_nan_and_infinity_stay_visible(backend: str, v: Shape, relu: bool) -> No
 
 @pytest.mark.parametrize("v", [(5, 6, 3), (160, 160, 3)], ids=str)
 def test_relu_stops_infinite_gradients(backend: str, v: Shape) -> None:
-    """Where the output is zero nothing flows back, whatever arrives: 0 and not infinity times zero."""
+    """Where the output is zero the gradient is 0, even if the incoming one is infinite."""
     inputs = make((2, v[1], 6), v, 0)
     y = run(inputs, relu=True)
     dy = torch.where(y > 0, 1.0, math.inf)

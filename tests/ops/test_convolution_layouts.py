@@ -22,7 +22,7 @@ from tests.support.reference import CONVS, TRANSPOSED, assert_gradients_close, d
 
 
 def significant(t: Tensor) -> list[int]:
-    """Strides, but for dimensions of one element, whose stride means nothing."""
+    """The strides of all dimensions with more than one element; others are meaningless."""
     return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
 
 
@@ -30,7 +30,7 @@ def significant(t: Tensor) -> list[int]:
 def test_channels_last_stays_channels_last(
     backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
-    """Of the input, alone or with the weight: output and input gradient; dv and dg have their parameter's strides."""
+    """If the input is channels-last, so are output and input gradient; dv and dg have their parameter's strides."""
     for weight_too in (False, True):
         for relu in (False, True):
             inputs = sided(x, v, transposed, arguments)
@@ -48,10 +48,10 @@ def test_channels_last_stays_channels_last(
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("x_last", [False, True])
 @pytest.mark.parametrize("v_last", [False, True])
-def test_output_has_the_strides_torch_gives_it(
+def test_output_has_the_strides_of_torchs_output(
     backend: str, v_last: bool, x_last: bool, transposed: bool, dim: int | None
 ) -> None:
-    """torch answers in channels-last where input or weight is; the fake implementation says so too."""
+    """torch's output is channels-last if input or weight is; the fake implementation agrees."""
     inputs = make((2, 6, 7, 8), (6, 6, 3, 3), dim, transposed=transposed)
     for i, last in enumerate((x_last, v_last)):
         inputs[i] = as_channels_last(inputs[i]) if last else inputs[i]
@@ -66,7 +66,7 @@ def test_output_has_the_strides_torch_gives_it(
     assert [t.stride() for t in results] == [t.stride() for t in inputs]
 
 
-def turned(t: Tensor) -> Tensor:
+def reversed_in_memory(t: Tensor) -> Tensor:
     """The same values with the dimensions in the opposite order in memory."""
     order = tuple(reversed(range(t.ndim)))
     return t.permute(order).contiguous().permute(order)
@@ -75,13 +75,13 @@ def turned(t: Tensor) -> Tensor:
 @pytest.mark.parametrize("dim", [0, 1, 4, None])
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_parameters_in_any_strides(backend: str, n: int, dim: int | None) -> None:
-    """A weight with its dimensions in another order, a strided gain: right values, dv in the weight's strides."""
+    """With a weight in another memory order and a strided gain, values are correct and dv has the weight's strides."""
     shape = (5, 4, 3, 2, 3)[: n + 2]
     dim = min(dim, n + 1) if dim is not None else None
     inputs = make((2, 4, *[6] * n), shape, dim)
     v, gain = inputs[1], inputs[2]
     assert v is not None and gain is not None
-    inputs[1] = turned(v.detach()).requires_grad_()
+    inputs[1] = reversed_in_memory(v.detach()).requires_grad_()
     inputs[2] = torch.stack([gain.detach(), gain.detach() - 9], dim=-1)[..., 0].requires_grad_()
     check_against_float64(inputs, dim=dim)
     y = run(inputs, dim=dim)
@@ -91,7 +91,7 @@ def test_parameters_in_any_strides(backend: str, n: int, dim: int | None) -> Non
 GRADIENTS = {
     "expanded": lambda dy: torch.ones(()).expand_as(dy),
     "one per channel": lambda dy: torch.randn(dy.shape[1], 1, 1).expand_as(dy),
-    "turned": turned,
+    "reversed": reversed_in_memory,
     "channels last": lambda dy: dy.contiguous(memory_format=torch.channels_last),
     "strided": lambda dy: torch.stack([dy, dy - 9], dim=-1)[..., 0],
 }
@@ -114,7 +114,7 @@ def test_output_gradients_of_any_layout(
 
 
 def test_inputs_of_any_layout(backend: str) -> None:
-    """Expanded, strided and permuted inputs, of a small weight and of a large one."""
+    """Expanded, strided and permuted inputs, with a small and a large weight."""
     for v in ((6, 4, 3, 3), (128, 128, 3, 3)):
         channels = v[1]
         for x in (

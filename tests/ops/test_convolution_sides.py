@@ -1,4 +1,4 @@
-"""Convolutions by what the native kernel scales, the output, the input or the weight: values, options, accuracy."""
+"""Convolutions for which the native kernel scales the output, the input or the weight: values, options, accuracy."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ from tests.support.reference import CONVS, TRANSPOSED, assert_gradients_close, d
 
 
 @each_side
-def test_native_kernel_takes_the_side_the_cases_are_for(
+def test_native_kernel_scales_the_expected_side(
     side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
-    """Seen from its temporaries: a scaled weight or input in its own order, or neither."""
+    """Its temporaries show the side: a scaled weight, a scaled input, or neither."""
     inputs = sided(x, v, transposed, arguments)
     with wnfused.backend("native"), torch.no_grad(), torch.autograd.profiler.profile(record_shapes=True) as profile:
         run(inputs, transposed, **arguments)
@@ -62,7 +62,7 @@ def test_options_of_every_side(
 
 
 @one_of_each_side
-def test_backends_serve_each_others_backward(
+def test_forward_and_backward_may_use_different_backends(
     side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
     inputs = sided(x, v, transposed, arguments)
@@ -79,7 +79,7 @@ def test_backends_serve_each_others_backward(
 
 
 @one_of_each_side
-def test_repeated_runs_are_the_same_bit_for_bit(
+def test_results_are_reproducible_bit_for_bit(
     backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
     inputs = sided(x, v, transposed, arguments)
@@ -97,7 +97,7 @@ def test_repeated_runs_are_the_same_bit_for_bit(
 def test_no_less_accurate_than_torch(
     backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Errors against float64, averaged over draws, are not above those of torch's own composition in the same dtype."""
+    """Errors against float64, averaged over draws, are no larger than torch's in the same dtype."""
     plain = TRANSPOSED if transposed else CONVS
     options = {key: value for key, value in arguments.items() if key != "dim"}
     dim = arguments["dim"]

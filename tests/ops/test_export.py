@@ -1,4 +1,4 @@
-"""Networks and functions under torch.export and torch.fx's tracing: one operator for each layer."""
+"""Networks and functions under torch.export and torch.fx: one operator per layer."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("_one_thread", "_compiled_afresh")
 
 @pytest.mark.parametrize("strict", [None, True])
 def test_export(one_backend: None, strict: bool | None) -> None:
-    """Default and strict export; the program holds the parameters and one operator for each layer, for any batch."""
+    """Default and strict export: the program has the parameters and one operator per layer, for any batch size."""
     model, x = network().eval(), torch.randn(4, 2, 4, 4)
     options = {} if strict is None else {"strict": strict}
     program = torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), **options)
@@ -52,7 +52,7 @@ def test_make_fx(backend: str, mode: str) -> None:
 
 
 def test_make_fx_of_the_gradient(backend: str) -> None:
-    """The backward is one operator in the graph, and asks for what is needed only."""
+    """The backward is one operator in the graph and requests only the gradients that are needed."""
     x, v, g = torch.randn(3, 4), torch.randn(5, 4), torch.rand(5, 1)
 
     def dg(x: Tensor, v: Tensor, g: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def test_make_fx_of_the_gradient(backend: str) -> None:
 
 
 def test_symbolic_trace(one_backend: None) -> None:
-    """torch.fx sees one call for each layer's function: argument checks need real tensors."""
+    """torch.fx records one call of the layer's function: argument checks need real tensors."""
     model, x = network(), torch.randn(4, 2, 4, 4)
     traced = torch.fx.symbolic_trace(model, concrete_args=None)
     assert torch.equal(traced(x), model(x))

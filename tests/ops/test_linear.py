@@ -1,4 +1,4 @@
-"""wn_linear on every backend against the float64 reference: values, gradients, layouts, extreme and empty inputs."""
+"""wn_linear on every backend, compared with float64: values, gradients, layouts, extreme and empty inputs."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def check_against_float64(inputs: list[Tensor | None], dim: int | None, eps: flo
     assert y.dtype == x.dtype
     assert_close(y, y_wide, what="y")
     dy = torch.randn_like(y)
-    if relu:  # near zero the two may fall on different sides: both are right there
+    if relu:  # near zero the two may have different signs; both are correct
         dy = dy * (y_wide.abs() > 0.05 * y_wide.abs().max()).to(dy.dtype)
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
     assert_gradients_close(own, wanted, wide[1], wide[2], dim)
@@ -75,7 +75,7 @@ def test_any_shape(
 
 
 @pytest.mark.parametrize("m", [3, 40])
-def test_large_weight_is_walked_in_blocks(m: int) -> None:
+def test_large_weight_is_processed_in_blocks(m: int) -> None:
     with wnfused.backend("native"):
         check_against_float64(make(m, 1021, 2311, 0, torch.float32), 0)
 
@@ -107,7 +107,7 @@ def test_empty_weight(backend: str, k: int, n: int) -> None:
 @pytest.mark.parametrize("m", [2, 30])
 @pytest.mark.parametrize("dim", DIMS)
 def test_layouts(backend: str, m: int, dim: int | None) -> None:
-    """Transposed weight, strided input, expanded gradient: right values, and each gradient in its tensor's strides."""
+    """With a transposed weight, strided input or expanded gradient, values are correct and gradients keep strides."""
     x, v, g, b = make(m, 24, 18, dim, torch.float32)
     assert x is not None and v is not None and g is not None
     strided_x = torch.randn(m, 48)[:, ::2].requires_grad_()
@@ -190,12 +190,12 @@ def test_nan_and_infinity_stay_visible(backend: str) -> None:
 
 
 @pytest.mark.parametrize("m", [2, 20])
-def test_only_asked_gradients_are_computed(backend: str, m: int) -> None:
-    """What autograd does not ask for comes back undefined from the backward operator."""
+def test_only_requested_gradients_are_computed(backend: str, m: int) -> None:
+    """The backward operator returns the other gradients undefined."""
     x, v, g, b = (None if t is None else t.detach() for t in make(m, 9, 8, 0, torch.float32))
     y, norms = torch.ops.wnfused.linear(x, v, g, b, 0, 0.0, False)
-    for asked in range(16):
-        mask = [bool(asked & bit) for bit in (1, 2, 4, 8)]
+    for requested in range(16):
+        mask = [bool(requested & bit) for bit in (1, 2, 4, 8)]
         results = torch.ops.wnfused.linear_backward(torch.ones_like(y), x, v, g, norms, None, 0, 0.0, True, mask)
         assert [t is not None for t in results] == mask
 
@@ -203,7 +203,7 @@ def test_only_asked_gradients_are_computed(backend: str, m: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(4, 64, 48), (32, 96, 64)], ids=str)
 def test_no_less_accurate_than_torch(backend: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Errors against float64, averaged over draws, are not above those of torch's own composition in the same dtype."""
+    """Errors against float64, averaged over draws, are no larger than torch's in the same dtype."""
     totals = torch.zeros(2, 2, dtype=torch.float64)
     for seed in range(8):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""The operators under torch.library.opcheck: schemas, autograd, fake implementations and the strides they promise."""
+"""The operators under torch.library.opcheck: schemas, autograd, fake implementations and their strides."""
 
 import itertools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ ALL_CHECKS = {"test_schema", "test_autograd_registration", "test_faketensor", "t
 
 
 def operator_arguments(sample: Sample, dtype: torch.dtype = torch.float32) -> tuple[str, list[Any]]:
-    """The operator behind a sample's public function, and what it is called with."""
+    """The operator behind a sample's public function, and its arguments."""
     tensors: list[Any] = [t.detach().to(dtype).requires_grad_() for t in sample.tensors()]
     if sample.kind == "weight_norm":
         return "weight_norm", [*tensors, sample.dim, sample.eps]
@@ -66,7 +66,7 @@ def check(name: str, arguments: list[Any], overload: str = "default") -> None:
 
 
 def test_six_operators() -> None:
-    """These are all there are: the tests below go through every one."""
+    """There are no others: the tests below cover all of them."""
     assert set(SCHEMAS) == {
         f"{name}{end}" for name in ("weight_norm", "linear", "convolution") for end in ("", "_backward")
     }
@@ -91,7 +91,7 @@ def test_opcheck_other_dtypes(backend: str, sample: Sample, dtype: torch.dtype) 
 
 @few_samples
 def test_opcheck_backward(one_backend: None, sample: Sample) -> None:
-    """With inputs that require a gradient: double backward."""
+    """Double backward, with inputs that require gradients."""
     name, arguments = operator_arguments(sample)
     check(f"{name}_backward", backward_arguments(name, arguments, [True] * (2 if name == "weight_norm" else 4)))
 
@@ -110,7 +110,7 @@ def test_opcheck_every_mask(backend: str, sample: Sample) -> None:
 
 
 def test_opcheck_python_overload() -> None:
-    """The overload that always runs Python's choice of backend is an operator like the other."""
+    """The overload that always selects the backend in Python passes the same checks."""
     name, arguments = operator_arguments(BY_NAME["linear-relu"])
     with wnfused.backend("torch"):
         check(name, arguments, "python")
@@ -132,7 +132,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sample", ["linear-more-rows", "linear-1", "conv1d", "conv2d", "conv2d-1", "transposed1d", "conv3d"]
 )
 def test_fake_implementation_knows_the_strides(backend: str, sample: str, x_layout: str, v_layout: str) -> None:
-    """The compiler lays out memory by what the fake implementation says, and stops where the kernels differ."""
+    """The compiler plans memory by the strides of the fake implementation and fails if the kernels return others."""
     name, arguments = operator_arguments(BY_NAME[sample])
     arguments = [t.detach() if isinstance(t, Tensor) else t for t in arguments]
     arguments[0], arguments[1] = LAYOUTS[x_layout](arguments[0]), LAYOUTS[v_layout](arguments[1])

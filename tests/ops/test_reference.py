@@ -1,4 +1,4 @@
-"""The comparison itself: it must fail where a result is wrong."""
+"""The comparison itself: it must fail if a result is wrong."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.support.reference import assert_close, errors
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_zeros_fail_the_comparison(dtype: torch.dtype) -> None:
-    expected = torch.randn(5, 7, dtype=torch.float64) * 1e-6  # small values must not hide in an absolute tolerance
+    expected = torch.randn(5, 7, dtype=torch.float64) * 1e-6  # an absolute tolerance would hide their errors
     with pytest.raises(AssertionError, match="errors"):
         assert_close(torch.zeros(5, 7, dtype=dtype), expected)
 
@@ -35,5 +35,5 @@ def test_errors_are_relative() -> None:
     assert errors(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 5.0])) == pytest.approx((0.2, (0.5 / 14.5) ** 0.5))
 
 
-def test_fresh_memory_is_nan_in_tests() -> None:
+def test_new_memory_is_nan_in_tests() -> None:
     assert torch.empty(1000).isnan().all()

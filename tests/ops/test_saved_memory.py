@@ -1,4 +1,4 @@
-"""What a layer keeps for backward: x, v, g, the norms, no second weight. What it computes there: what was asked for."""
+"""A layer saves x, v, g and the norms for backward, but no second weight, and computes only requested gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,8 @@ from tests.support.chosen_backends import CHOSEN
 from wnfused.functional import weight_norm
 from wnfused.ops.reference import gain_shape
 
-# Weights large beside the activations make the native kernels scale output or input, small ones the weight. The Triton
-# kernels do not ask for that, and their interpreter would take minutes.
+# The native kernels scale the output or the input if the weight is large relative to the activations, else the weight.
+# The Triton kernels do not, and their interpreter would take minutes.
 WIDE = 160 if CHOSEN != "triton" else 24
 LESS = WIDE - 8
 
@@ -62,7 +62,7 @@ def size(*tensors: Tensor) -> int:
 
 
 def saved_by(call: Callable[[], Any]) -> tuple[Any, list[Tensor]]:
-    """What ``call`` returns, and the tensors it keeps for backward."""
+    """The result of ``call``, and the tensors it saves for backward."""
     kept: list[Tensor] = []
 
     def keep(t: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def saved_by(call: Callable[[], Any]) -> tuple[Any, list[Tensor]]:
 
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_layer_keeps_no_second_weight(backend: str, name: str, dtype: torch.dtype) -> None:
+def test_layer_saves_no_second_weight(backend: str, name: str, dtype: torch.dtype) -> None:
     kind, arguments, shape = LAYERS[name]
     layer = kind(**arguments, dtype=dtype)
     x = torch.randn(shape).to(dtype).requires_grad_()
@@ -88,8 +88,8 @@ def test_layer_keeps_no_second_weight(backend: str, name: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_fused_relu_keeps_the_output_and_nothing_else(backend: str, name: str) -> None:
-    """Which the next layer keeps anyway, as its input."""
+def test_fused_relu_saves_only_the_output_in_addition(backend: str, name: str) -> None:
+    """The next layer saves it anyway, as its input."""
     kind, arguments, shape = LAYERS[name]
     layer = kind(**arguments, activation="relu")
     x = torch.randn(shape, requires_grad=True)
@@ -101,7 +101,7 @@ def test_fused_relu_keeps_the_output_and_nothing_else(backend: str, name: str) -
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.parametrizations.weight_norm])
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
-def test_torch_keeps_a_weight_more(backend: str, name: str, norm: Callable[..., nn.Module]) -> None:
+def test_torch_saves_one_more_weight(backend: str, name: str, norm: Callable[..., nn.Module]) -> None:
     kind, arguments, shape = LAYERS[name]
     own = kind(**arguments)
     dim = arguments.get("dim", 0)
@@ -113,7 +113,7 @@ def test_torch_keeps_a_weight_more(backend: str, name: str, norm: Callable[..., 
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, None])
-def test_weight_norm_keeps_what_it_was_given_and_the_norms(backend: str, dim: int | None) -> None:
+def test_weight_norm_saves_its_inputs_and_the_norms(backend: str, dim: int | None) -> None:
     v = torch.randn(6, 5, 4, requires_grad=True)
     g = torch.rand(gain_shape((6, 5, 4), dim), requires_grad=True)
     w, kept = saved_by(lambda: weight_norm(v, g, dim))
@@ -122,8 +122,8 @@ def test_weight_norm_keeps_what_it_was_given_and_the_norms(backend: str, dim: in
 
 
 @pytest.mark.parametrize("relu", [False, True])
-def test_python_registration_keeps_the_same(relu: bool) -> None:
-    """The operators' overloads that serve where the native library is not built."""
+def test_python_registration_saves_the_same_tensors(relu: bool) -> None:
+    """The operators' overloads that run without the native library."""
     operators = torch.ops.wnfused
     x, v, g, b = torch.randn(2, 5, 9), torch.randn(6, 5, 3), torch.rand(6, 1, 1), torch.randn(6)
     geometry = ([1], [0], [1], False, [0], 1)
@@ -149,7 +149,7 @@ def test_python_registration_keeps_the_same(relu: bool) -> None:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_nothing_is_kept_without_a_graph(backend: str, name: str) -> None:
+def test_nothing_is_saved_without_a_graph(backend: str, name: str) -> None:
     kind, arguments, shape = LAYERS[name]
     layer, x = kind(**arguments, activation="relu"), torch.randn(shape)
     with torch.no_grad():
@@ -163,7 +163,7 @@ def test_nothing_is_kept_without_a_graph(backend: str, name: str) -> None:
     "frozen", [["weight_g"], ["weight_v"], ["weight_g", "weight_v"], ["bias"], ["x"]], ids="+".join
 )
 def test_frozen_tensors_get_no_gradient(backend: str, name: str, frozen: list[str]) -> None:
-    """And the others the same one as without them frozen."""
+    """The gradients of the others do not change."""
     kind, arguments, shape = LAYERS[name]
     layer, x = kind(**arguments), torch.randn(shape, requires_grad=True)
     tensors: dict[str, Tensor] = {"x": x, **dict(layer.named_parameters())}
@@ -180,7 +180,7 @@ def test_frozen_tensors_get_no_gradient(backend: str, name: str, frozen: list[st
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2, None])
-def test_weight_norm_backward_returns_what_is_asked_for(backend: str, dim: int | None) -> None:
+def test_weight_norm_backward_returns_requested_gradients(backend: str, dim: int | None) -> None:
     v, g = torch.randn(6, 5, 4), torch.rand(gain_shape((6, 5, 4), dim))
     w, norms = torch.ops.wnfused.weight_norm(v, g, dim, 0.0)
     for mask in ([False, False], [True, False], [False, True], [True, True]):
@@ -190,8 +190,8 @@ def test_weight_norm_backward_returns_what_is_asked_for(backend: str, dim: int |
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("name", [name for name in LAYERS if "linear" not in name])
-def test_convolution_backward_returns_what_is_asked_for(backend: str, name: str, relu: bool) -> None:
-    """Whatever the side that takes the gain, and each gradient the same whichever others are asked for."""
+def test_convolution_backward_returns_requested_gradients(backend: str, name: str, relu: bool) -> None:
+    """For every side that takes the gain; a gradient does not depend on which others are requested."""
     kind, arguments, shape = LAYERS[name]
     layer, x = kind(**arguments), torch.randn(shape)
     transposed = isinstance(layer, nn.modules.conv._ConvTransposeNd)
@@ -201,8 +201,8 @@ def test_convolution_backward_returns_what_is_asked_for(backend: str, name: str,
     saved = (x, v, g, norms, y if relu else None)
     dy = torch.randn_like(y)
     everything = torch.ops.wnfused.convolution_backward(dy, *saved, *geometry, layer.dim, 0.0, [True] * 4)
-    for asked in range(16):
-        mask = [bool(asked & bit) for bit in (1, 2, 4, 8)]
+    for requested in range(16):
+        mask = [bool(requested & bit) for bit in (1, 2, 4, 8)]
         results = torch.ops.wnfused.convolution_backward(dy, *saved, *geometry, layer.dim, 0.0, mask)
         assert [t is not None for t in results] == mask
         for own, whole in zip(results, everything, strict=True):

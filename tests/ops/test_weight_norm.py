@@ -19,11 +19,11 @@ Shape = tuple[int, ...]
 
 SHAPES = [(7,), (5, 9), (4, 3, 5), (3, 4, 2, 5), (3, 2, 4, 3, 2)]
 EVERY = [(shape, dim) for shape in SHAPES for dim in (*range(len(shape)), None)]
-# Beyond what one thread or one segment takes: [outer, rows, inner] as the native kernels see v.
+# Larger than one thread or one segment: [outer, rows, inner] as the native kernels view v.
 LARGE = [
     ((37, 1500), 0),  # rows
-    ((1500, 37), 1),  # columns, many to a part
-    ((19, 30, 101), 1),  # rows in pieces
+    ((1500, 37), 1),  # many columns per part
+    ((19, 30, 101), 1),  # rows that are not contiguous
     ((9001,), None),  # segments, the last one short
     ((130, 9, 50), None),
     ((50000, 1), 1),  # one row, one element at a time
@@ -38,7 +38,7 @@ def make(shape: Shape, dim: int | None, dtype: torch.dtype = torch.float32) -> t
 
 
 def gradient_of(w_wide: Tensor) -> Tensor:
-    """Random, but leaning towards w: dg = <dw, u> is then no sum of thousands of terms that cancel."""
+    """A random gradient correlated with w, so that dg = <dw, u> is not a sum of thousands of terms that cancel."""
     w = w_wide.detach()
     return torch.randn_like(w) + w / w.square().mean().sqrt()
 
@@ -84,7 +84,7 @@ def test_equals_torch(backend: str, shape: Shape, dim: int | None) -> None:
     v, g = (t.detach() for t in make(shape, dim))
     own = weight_norm(v, g, dim)
     assert_close(own, torch._weight_norm(v, g, -1 if dim is None else dim))
-    assert not errors(torch.zeros_like(own), own)[0] < 1  # and zeros would not pass
+    assert not errors(torch.zeros_like(own), own)[0] < 1  # zeros would not pass
 
 
 @pytest.mark.parametrize("eps", [1e-12, 1e-3, 10.0])
@@ -127,7 +127,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts(backend: str, layout: str) -> None:
-    """Right values, and result and gradient in v's strides (without its gaps and repetitions)."""
+    """Values are correct, and result and gradient have v's strides (without its gaps and repetitions)."""
     for dim in (0, 1, LAYOUTS[layout].ndim - 1, None):
         v = LAYOUTS[layout].detach().requires_grad_()
         _, g = make(tuple(v.shape), dim)
@@ -163,7 +163,7 @@ def test_strided_and_expanded_gain(backend: str) -> None:
     "shape", [(0,), (0, 3), (3, 0), (0, 0), (2, 0, 3), (0, 2, 3), (2, 3, 0), (4, 0, 2, 3)], ids=str
 )
 def test_empty_weight(backend: str, shape: Shape) -> None:
-    """torch's weight norm dies of these."""
+    """torch's weight norm crashes on these."""
     for dim in (*range(len(shape)), None):
         v, g = make(shape, dim)
         w = weight_norm(v, g, dim)
@@ -175,7 +175,7 @@ def test_empty_weight(backend: str, shape: Shape) -> None:
 
 
 def test_scalar(backend: str) -> None:
-    """One norm over one element: the sign of v, and no gradient for it."""
+    """With one norm over one element, w is the gain times the sign of v, and the gradient of v is zero."""
     v, g = torch.tensor(-3.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     w = weight_norm(v, g, None)
     assert w.item() == pytest.approx(-2)
@@ -222,7 +222,7 @@ def test_eps_gives_zero_rows_a_gradient(backend: str) -> None:
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-9, 1e9, 1e20, 1e30])
 @pytest.mark.parametrize(("shape", "dim"), [*EVERY, *LARGE[:5]])
 def test_extreme_norms(backend: str, shape: Shape, dim: int | None, scale: float) -> None:
-    """Tiny or huge rows among ordinary ones, each kind compared by itself."""
+    """Tiny or huge rows among ordinary ones; each kind is compared separately."""
     v, g = make(shape, dim)
     with torch.no_grad():
         rows_of(v, dim, EVEN).mul_(scale)
@@ -240,7 +240,7 @@ def test_extreme_norms(backend: str, shape: Shape, dim: int | None, scale: float
 
 @pytest.mark.parametrize("dim", [0, 1, None])
 def test_small_gradients_in_half_precision(backend: str, dim: int | None) -> None:
-    """Their products with u are below float16's smallest number, but dg, their sum, is not."""
+    """Their products with u are below float16's smallest number, but the sum dg is not."""
     v, g = make((300, 400), dim, torch.float16)
     wide = doubles(v, g)
     dw = (gradient_of(normalized(*wide, dim)) * 1e-5).half()
@@ -272,7 +272,7 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("shape", "dim"), [*LARGE, ((300, 5, 70), 1), ((200000,), None)])
 def test_results_do_not_depend_on_the_number_of_threads(shape: Shape, dim: int | None, dtype: torch.dtype) -> None:
-    """Bit for bit, with the native kernels: their partial sums are cut by size and not by thread."""
+    """Bit for bit with the native kernels, whose partial sums are split by size and not by thread."""
     v, g = make(shape, dim, dtype)
     dw = torch.randn(shape).to(dtype)
     results = []
@@ -287,7 +287,7 @@ def test_results_do_not_depend_on_the_number_of_threads(shape: Shape, dim: int |
 
 
 @pytest.mark.parametrize(("shape", "dim"), LARGE)
-def test_repeated_runs_are_the_same_bit_for_bit(backend: str, shape: Shape, dim: int | None) -> None:
+def test_results_are_reproducible_bit_for_bit(backend: str, shape: Shape, dim: int | None) -> None:
     v, g = make(shape, dim)
     dw = torch.randn(shape)
     results = []
@@ -304,7 +304,7 @@ def test_repeated_runs_are_the_same_bit_for_bit(backend: str, shape: Shape, dim:
     ("shape", "dim"), [((64, 90), 0), ((64, 90), 1), ((3000, 16), 1), ((96, 80, 3, 3), 2), ((96, 80, 9), None)]
 )
 def test_no_less_accurate_than_torch(backend: str, shape: Shape, dim: int | None, dtype: torch.dtype) -> None:
-    """Errors against float64, averaged over draws: of w, dv and dg, each not above torch's own in the same dtype."""
+    """Errors of w, dv and dg against float64, averaged over draws, are no larger than torch's in the same dtype."""
     totals = torch.zeros(2, 3, 2, dtype=torch.float64)
     for seed in range(60):
         torch.manual_seed(seed)

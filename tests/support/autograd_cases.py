@@ -1,4 +1,4 @@
-"""Shared by the tests of autograd: the samples they go through, a small network and its twin in torch's operations."""
+"""Shared by the tests of autograd: samples, a small network, and the same network in torch's operations."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def scalar(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def assert_same(own: object, wanted: object) -> None:
-    """Equal trees of tensors, up to rounding relative to each tensor's own scale."""
+    """Assert that two trees of tensors are equal up to rounding, relative to the scale of each tensor."""
     if isinstance(own, Tensor):
         assert isinstance(wanted, Tensor)
         difference = (own - wanted).abs().max()
@@ -43,7 +43,7 @@ def assert_same(own: object, wanted: object) -> None:
 
 
 class Torch(nn.Module):
-    """What ``model()`` computes, from the same parameters by torch's own operations."""
+    """The function of ``model()``, computed from the same parameters by torch's own operations."""
 
     def __init__(self, own: nn.Sequential) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""The backends that the operators' tests run on: those of the CPU, or the one that WNFUSED_BACKEND names."""
+"""The backends for the tests of the operators: those of the CPU, or the one that WNFUSED_BACKEND names."""
 
 import os
 
-# Where WNFUSED_BACKEND=torch chose from the start, nothing loads the native library, and with it the C++ autograd that
-# otherwise serves CPU tensors under either backend: tests/ops/backends/test_choice.py runs tests in such a process.
+# In a process started with WNFUSED_BACKEND=torch the native library is never loaded, nor its C++ autograd, which
+# otherwise handles CPU tensors on both backends: tests/ops/backends/test_choice.py runs tests in such a process.
 CHOSEN = os.environ.get("WNFUSED_BACKEND")
 BACKENDS = [CHOSEN] if CHOSEN in ("torch", "triton") else ["native", "torch"]
-# What takes turns with the native backend, where tensors pass from one to another.
+# The backends that alternate with the native one in tests that mix backends.
 OTHER = "triton" if CHOSEN == "triton" else "torch"

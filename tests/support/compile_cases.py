@@ -1,4 +1,4 @@
-"""Shared by the tests of compilation and tracing: the samples they go through, a network, its results and gradients."""
+"""Shared by the tests of compilation and tracing: samples, a network, its results and gradients."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ def network(activation: str | None = "relu") -> nn.Sequential:
 
 
 def results(run: Callable[[Tensor], Tensor], x: Tensor, parameters: list[Tensor]) -> list[Tensor]:
-    """The output, the input's gradient and the parameters'."""
+    """The output and the gradients of input and parameters."""
     x = x.detach().requires_grad_()
     y = run(x)
     return [y, *torch.autograd.grad(y.float().sin().sum(), [x, *parameters])]

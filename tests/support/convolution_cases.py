@@ -1,4 +1,4 @@
-"""Shared by the tests of the convolutions: inputs, the comparison with float64, cases of each side that is scaled."""
+"""Shared by the tests of convolutions: inputs, the comparison with float64, cases for each side that is scaled."""
 
 from typing import Any
 
@@ -75,12 +75,12 @@ def expected(
 
 
 def gradient_of(y_wide: Tensor) -> Tensor:
-    """Random, but leaning towards y: dg = <dw, u> is then no sum of thousands of terms that cancel."""
+    """A random gradient correlated with y, so that dg = <dw, u> is not a sum of thousands of terms that cancel."""
     return torch.randn_like(y_wide) + y_wide.detach()
 
 
 def check_against_float64(inputs: Inputs, transposed: bool = False, relu: bool = False, **arguments: Any) -> None:
-    """Output and gradients against float64; nothing that was handed in is written to."""
+    """Compare output and gradients with float64, and check that no input was modified."""
     before = [None if t is None else t.detach().clone() for t in inputs]
     y = run(inputs, transposed, relu, **arguments)
     wide = doubles(*inputs)
@@ -88,7 +88,7 @@ def check_against_float64(inputs: Inputs, transposed: bool = False, relu: bool =
     assert y.dtype == inputs[0].dtype
     assert_close(y, y_wide, what="y")
     dy = gradient_of(y_wide).to(y.dtype)
-    if relu and y.numel():  # near zero the two may fall on different sides: both are right there
+    if relu and y.numel():  # near zero the two may have different signs; both are correct
         dy = dy * (y_wide.abs() > 0.05 * y_wide.abs().max()).to(dy.dtype)
     kept = dy.clone()
     own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
@@ -98,8 +98,8 @@ def check_against_float64(inputs: Inputs, transposed: bool = False, relu: bool =
         assert was is None or torch.equal(t, was)
 
 
-# Weights large beside the activations: the native kernel then scales the output or the input instead of the weight.
-# "direct" is what its own convolutions take (tests/kernels/cpu/test_direct_convolution.py).
+# For weights that are large relative to the activations the native kernel scales the output or the input instead.
+# "direct" cases use its own convolutions (tests/kernels/cpu/test_direct_convolution.py).
 # side, x, v, transposed, arguments
 SIDES = [
     ("output", (2, 80, 2, 2), (96, 80, 3, 3), False, {"padding": 1, "dim": 0}),
@@ -136,7 +136,7 @@ SIDES = [
 ]
 SIDE_IDS = [f"{s[0]}{' transposed' if s[3] else ''} {len(s[1]) - 2}d {list(s[4].values())}" for s in SIDES]
 each_side = pytest.mark.parametrize(("side", "x", "v", "transposed", "arguments"), SIDES, ids=SIDE_IDS)
-# One of each side, plain and transposed, for what concerns the sides but not their every variant.
+# One case per side, plain and transposed, for tests that do not need every variant.
 ONE_OF_EACH = [SIDES[i] for i in (0, 5, 8, 11, 14, 18, 23)]
 one_of_each_side = pytest.mark.parametrize(
     ("side", "x", "v", "transposed", "arguments"), ONE_OF_EACH, ids=[f"{s[0]}-{s[3]}" for s in ONE_OF_EACH]

@@ -1,4 +1,4 @@
-"""Small data sets in every official form, made up for the tests."""
+"""Small artificial data sets in every official format."""
 
 import gzip
 import io
@@ -66,7 +66,7 @@ def cifar_files(name: str, form: str, batches: Batches, protocol: int = 2) -> di
 def _binary(name: str, images: np.ndarray, labels: np.ndarray) -> bytes:
     columns = [labels[:, None].astype(np.uint8), images]
     if name == "cifar100":
-        columns.insert(0, labels[:, None].astype(np.uint8) // 5)  # the coarse label, which nobody asks for
+        columns.insert(0, labels[:, None].astype(np.uint8) // 5)  # the coarse label, which is not used
     return np.concatenate(columns, 1).tobytes()
 
 
@@ -88,7 +88,7 @@ def tar(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def tar_with(info: tarfile.TarInfo, members: Mapping[str, bytes], data: bytes = b"") -> bytes:
-    """An archive of regular files, and before them one member of any kind."""
+    """An archive of regular files, preceded by one member of any kind."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         info.size = len(data)

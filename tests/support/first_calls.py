@@ -1,4 +1,4 @@
-"""Run by test_in_place.py in a process of its own: the first call of every layer, followed by an in-place operation.
+"""Run by test_in_place.py in a separate process: the first call of every layer, followed by an in-place operation.
 
 Each case runs in a fork of a process that has not called an operator yet, because the first call of a process takes
 another path than the second (the native library is loaded in between). Prints one line for each case that fails.
@@ -75,7 +75,7 @@ def fails(name, operation):
 
 
 def prepare():
-    """What every fork would otherwise do again: imports at first use. No wnfused operator is called."""
+    """Import modules that every fork would otherwise import at first use. No wnfused operator is called."""
     torch.set_num_threads(1)  # a fork has none of its parent's threads
     layer = weight_norm(nn.Linear(2, 2))
     torch.testing.assert_close(*gradients(layer, torch.ones(1, 2), torch.relu_)[:1] * 2)

@@ -1,4 +1,4 @@
-"""Layers, weight norms and schemes that the tests of initialization go through."""
+"""Layers, weight norms and schemes for the tests of initialization."""
 
 import math
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from torch.nn.utils import weight_norm as hook_norm
 import wnfused
 from wnfused.init import data_dependent_, hanin_, he_, robust_, torch_default_
 
-# The layer, its fan-in and its fan-out, by hand.
+# Each layer with its fan-in and fan-out, computed by hand.
 LAYERS = [
     (lambda: nn.Linear(12, 20), 12, 20),
     (lambda: nn.Linear(20, 12, bias=False), 20, 12),
@@ -36,7 +36,7 @@ def seeded(seed: int = 1) -> torch.Generator:
 
 
 def normalize(module: nn.Module, api: str, dim: int | None = 0) -> nn.Module:
-    """``module`` with all its plain layers under this weight norm."""
+    """``module`` with this weight norm applied to all its plain layers."""
     if api == "wnfused":
         wnfused.apply(module, dim=dim)
         return module
@@ -48,7 +48,7 @@ def normalize(module: nn.Module, api: str, dim: int | None = 0) -> nn.Module:
 
 
 def rows(layer: nn.Module) -> torch.Tensor:
-    """The normalized weight as [groups, rows, columns], unfolded output by output."""
+    """The normalized weight as [groups, rows, columns], with one row per output."""
     weight, groups = layer.weight.detach(), getattr(layer, "groups", 1)
     if not isinstance(layer, nn.modules.conv._ConvTransposeNd):
         return torch.stack([part.flatten(1) for part in weight.chunk(groups)])
@@ -56,7 +56,7 @@ def rows(layer: nn.Module) -> torch.Tensor:
 
 
 class Residual(nn.Module):
-    """A small residual network with everything in it: groups, a shortcut, functional and module ReLUs, pooling."""
+    """A small residual network with groups, a shortcut layer, functional and module ReLUs, and pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys()
 
 
 def role(kind: str, gamma: float | None) -> SimpleNamespace:
-    return SimpleNamespace(kind=kind, gamma=gamma, why="says the test")
+    return SimpleNamespace(kind=kind, gamma=gamma, why="set by the test")
 
 
 def kept_by_padding(size: int) -> float:

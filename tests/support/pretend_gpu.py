@@ -1,8 +1,8 @@
-"""The launches of real layers, specialised and compiled as on a GPU, but not run. As a script: python pretend_gpu.py
+"""The launches of real layers, specialised and compiled as on a GPU, but not run. Usage: python pretend_gpu.py
 
-The interpreter takes Python's numbers as they are, and the audit writes its own signatures. Here triton's launcher
-makes them, from the arguments that the layers' code gives it: 1 becomes a constant, a float a float32, None goes away.
-Prints a JSON object: for every case the kernels launched forward, and backward.
+The interpreter uses Python's numbers as they are, and the audit writes its own signatures. Here triton's launcher
+derives them from the layers' arguments: 1 becomes a constant, a float becomes a float32, and None is removed. Prints a
+JSON object with the kernels that each case launches, forward and backward.
 """
 
 import json
@@ -45,7 +45,7 @@ _run = JITFunction.run
 def compile_only(kernel: JITFunction, *arguments: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> None:
     assert all(0 < size <= limit for size, limit in zip(grid, GRID_LIMITS, strict=False)), (kernel.__name__, grid)
     types = _run(kernel, *arguments, grid=grid, warmup=True, **options).src.signature
-    assert types.get("v") != "*fp64" or types.get("eps", "fp64") == "fp64", "eps would be rounded on its way"
+    assert types.get("v") != "*fp64" or types.get("eps", "fp64") == "fp64", "eps would be rounded to float32"
     launched.append(kernel.__name__)
 
 

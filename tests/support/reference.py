@@ -1,4 +1,4 @@
-"""The oracle and the comparison: float64 PyTorch formulas, and errors measured against the reference's own scale."""
+"""The oracle and the comparison: float64 PyTorch formulas, and errors relative to the scale of the reference."""
 
 from collections.abc import Sequence
 
@@ -28,8 +28,8 @@ def normalized(v: Tensor, g: Tensor, dim: int | None, eps: float = 0.0) -> Tenso
 def errors(actual: Tensor, expected: Tensor, terms: float = 0.0) -> tuple[float, float]:
     """(largest, root-mean-square) error relative to the largest and root-mean-square value of ``expected``.
 
-    ``terms`` is the size of what was subtracted to get ``expected``: where those cancel, as in dv of a row of one
-    element, which is exactly zero, no result in the same precision can be closer than relative to them.
+    ``terms`` is the size of the terms that were subtracted to compute ``expected``. If they cancel, as in dv of a row
+    of one element, which is exactly zero, the error can only be small relative to them.
     """
     difference = (actual.detach().double() - expected.detach().double()).flatten()
     scale = expected.detach().double().flatten()
@@ -45,7 +45,7 @@ def assert_close(actual: Tensor, expected: Tensor, what: str = "result", terms: 
     assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     largest, rms = errors(actual, expected, terms)
     allowed = TOLERANCE[actual.dtype]
-    rms_allowed = allowed[0] if actual.numel() == 1 else allowed[1]  # of one element both are the same error
+    rms_allowed = allowed[0] if actual.numel() == 1 else allowed[1]  # for one element both errors are the same
     assert largest <= allowed[0] and rms <= rms_allowed, f"{what}: errors {largest:.2e}, {rms:.2e}, allowed {allowed}"
 
 

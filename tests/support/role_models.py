@@ -1,4 +1,4 @@
-"""Small models whose roles the tests of role inference know, and the words they say it in."""
+"""Small models with known roles, and functions that summarize the inferred ones."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ IMAGE = torch.randn(1, 3, 16, 16)
 
 
 class Model(nn.Module):
-    """``forward(model, *inputs)`` over named parts."""
+    """A module with named parts that runs ``forward(model, *inputs)``."""
 
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class PostActivation(nn.Module):
 
 
 class PreActivation(nn.Module):
-    """The identity, or a shortcut convolution that reads what the branch reads."""
+    """A pre-activation block; its shortcut is the identity, or a convolution that reads the branch's input."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small float64 inputs of every operator, for each option that changes its derivatives, and the plain formulas."""
+"""Small float64 inputs for every operator and every option that changes its derivatives, and the plain formulas."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Sample:
         return self.v_shape[0]
 
     def tensors(self, seed: int = 0) -> tuple[Tensor, ...]:
-        """Random float64 leaves; with a ReLU, such that no sum is near its kink and it passes some and stops others."""
+        """Random float64 leaves; with a ReLU, outputs have both signs and none is near zero."""
         while True:
             numbers = torch.Generator().manual_seed(seed)
 

@@ -1,4 +1,4 @@
-"""Shared by the tests of the Triton kernels: where they run, the tiles, and float64 results to compare with.
+"""Shared by the tests of the Triton kernels: the device, the tiles, and the comparison with float64.
 
 Without a GPU they run in triton's interpreter on CPU tensors; `make test-gpu` runs the same tests on one.
 """
@@ -28,7 +28,7 @@ DTYPE_IDS = ["fp32", "bf16", "fp16", "bf16-fp32", "fp16-fp32"]
 
 
 def tiles(dtype: torch.dtype) -> list[Tile]:
-    """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its own."""
+    """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its target."""
     families = [support.target_of(DEVICE).family] if ON_GPU else list(TILES)
     kernels = [kernel for kernel in KERNELS if kernel != "few_rows"]
     return sorted(shipped_tiles(kernels, families, ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]))
@@ -47,7 +47,7 @@ def wide(*values: Tensor | None) -> list[Tensor | None]:
 
 
 def assert_all_close(own: tuple[Tensor | None, ...], wanted: tuple[Tensor | None, ...], rounded: torch.dtype) -> None:
-    """Each result within its dtype's tolerance, or that of the products' dtype where that is wider (dv in float32)."""
+    """Compare with the tolerance of the result's dtype, or of the products' dtype if that is larger (dv in float32)."""
     for name, a, b in zip(["dx", "dv", "dg", "db"], own, wanted, strict=True):
         assert (a is None) == (b is None), name
         if a is not None and b is not None:

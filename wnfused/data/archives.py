@@ -34,7 +34,7 @@ def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[
 
 
 def _read_to_the_end(tar: tarfile.TarFile) -> None:
-    """tarfile stops before the checksum at the end of a packed archive, which nobody compares then."""
+    """Read on to the checksum at the end of a packed archive: tarfile stops before it and would not verify it."""
     while tar.fileobj is not None and tar.fileobj.read(1 << 20):
         pass
 

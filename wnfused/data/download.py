@@ -137,13 +137,13 @@ def _open(address: str, start: int, part: Path) -> HTTPResponse:
     return response
 
 
-def _start_of(response: HTTPResponse, asked: int) -> int:
+def _start_of(response: HTTPResponse, requested: int) -> int:
     """The position the server sends from: the requested one, or 0 if it cannot resume."""
     if response.status != 206:
         return 0
-    if not response.headers.get("Content-Range", "").startswith(f"bytes {asked}-"):
-        raise _Refused(f"answers a request for bytes {asked}- with {response.headers.get('Content-Range')!r}")
-    return asked
+    if not response.headers.get("Content-Range", "").startswith(f"bytes {requested}-"):
+        raise _Refused(f"answers a request for bytes {requested}- with {response.headers.get('Content-Range')!r}")
+    return requested
 
 
 def _copy(response: HTTPResponse, file: BinaryIO, size: int, done: int, advance: Advance) -> None:

@@ -1,4 +1,4 @@
-"""One page on a model's health: roles and gains, signal, dead rows, dtypes and layouts, what fusing would save."""
+"""A one-page report on a model: roles and gains, signal, dead rows, dtypes and layouts, what fusing would save."""
 
 import ast
 import importlib
@@ -17,18 +17,18 @@ from wnfused.surgery.convert import plan_of_convert
 
 
 class BadModel(ValueError):
-    """The model cannot be made, or has nothing to examine; the message says why."""
+    """The model cannot be created, or has nothing to examine; the message says why."""
 
 
 def load(spec: str) -> nn.Module:
-    """The model behind ``package.module:name`` or ``package.module:name(arguments)``, literals only as arguments."""
+    """Load the model ``package.module:name`` or ``package.module:name(arguments)``; the arguments are literals."""
     path, colon, rest = spec.partition(":")
     if not colon or not path or not rest:
         raise BadModel(f"expected package.module:name or package.module:name(arguments), got {spec!r}")
     name, args, kwargs = _call(rest)
     try:
         module = importlib.import_module(path)
-    except Exception as error:  # whatever the user's module raises while it is read
+    except Exception as error:  # the user's module may raise anything
         raise BadModel(f"{path!r} cannot be imported: {_first_line(error)}") from error
     if not hasattr(module, name):
         raise BadModel(f"{path!r} has no {name!r}")
@@ -36,9 +36,9 @@ def load(spec: str) -> nn.Module:
     try:
         model = found if isinstance(found, nn.Module) else found(*args, **kwargs)
     except Exception as error:
-        raise BadModel(f"{spec!r} cannot be made: {_first_line(error)}") from error
+        raise BadModel(f"{spec!r} cannot be created: {_first_line(error)}") from error
     if not isinstance(model, nn.Module):
-        raise BadModel(f"{spec!r} is a {type(model).__name__}, not an nn.Module")
+        raise BadModel(f"{spec!r}: expected an nn.Module, got {type(model).__name__}")
     return model
 
 
@@ -60,7 +60,7 @@ def _first_line(error: Exception) -> str:
 
 
 def examine(model: nn.Module, example: Tensor) -> str:
-    """The page. ``example`` is cast to the weights' device and dtype."""
+    """The report as text. ``example`` is cast to the device and dtype of the weights."""
     try:
         layers, others = find_layers("doctor", model)
     except ValueError as error:
@@ -75,7 +75,7 @@ def examine(model: nn.Module, example: Tensor) -> str:
         ("Dtypes and layouts", _problems(layers, example)),
         ("What fusing would save", _fusing(model, layers)),
     ]
-    if len(errors) == 2:  # neither of the two that run the model could: the example is to blame
+    if len(errors) == 2:  # both sections that run the model failed, so the example does not fit
         raise errors[0]
     return "\n\n".join(f"{title}\n{'-' * len(title)}\n{text}" for title, text in sections)
 
@@ -83,17 +83,17 @@ def examine(model: nn.Module, example: Tensor) -> str:
 def _layers(model: nn.Module, layers: list[Layer], others: list[str]) -> str:
     own = sum(isinstance(layer.module, WeightNormalized) for layer in layers)
     parameters = sum(p.numel() for p in model.parameters())
-    counts = f"{own} wnfused layers, {len(layers) - own} under torch's weight_norm, {parameters:,} parameters in all"
+    counts = f"{own} wnfused layers, {len(layers) - own} under torch's weight_norm, {parameters:,} parameters in total"
     return counts + "".join(f"\nnot examined: {other}" for other in others)
 
 
 def _roles(model: nn.Module, example: Tensor, errors: list[ValueError]) -> str:
     try:
         table = explain(model, example, file=io.StringIO()).rstrip()
-        return f"{table}\nγ and g are what wnfused.init.robust_ would give them."
+        return f"{table}\nγ and g are the values that wnfused.init.robust_ would set."
     except ValueError as error:
         errors.append(error)
-        return f"not known: {error}"
+        return f"unknown: {error}"
 
 
 def _signal(model: nn.Module, example: Tensor, layers: list[Layer], errors: list[ValueError]) -> str:
@@ -108,7 +108,7 @@ def _signal(model: nn.Module, example: Tensor, layers: list[Layer], errors: list
 
 def _verdict(forward: float, backward: float) -> str:
     def word(ratio: float) -> str:
-        return "vanishes" if ratio < 0.05 else "explodes" if ratio > 20 else "is kept" if ratio == ratio else "is lost"
+        return "vanishes" if ratio < 0.05 else "explodes" if ratio > 20 else "is kept" if ratio == ratio else "is NaN"
 
     return (
         f"The signal {word(forward)} forward ({forward:.3g}); the gradient {word(backward)} backward ({backward:.3g})."
@@ -121,7 +121,7 @@ def _dead_rows(layers: list[Layer]) -> str:
         zero_v = int((row_norms(layer.v.detach(), layer.dim) == 0).sum())
         zero_g = int((layer.g.detach() == 0).sum())
         if zero_v or zero_g:
-            lines.append(f"{layer.name}: {zero_v} rows with v = 0, {zero_g} with g = 0, of {layer.g.numel()}")
+            lines.append(f"{layer.name}: v = 0 in {zero_v} and g = 0 in {zero_g} of {layer.g.numel()} rows")
     return "\n".join(lines) or "none"
 
 
@@ -130,24 +130,24 @@ def _problems(layers: list[Layer], example: Tensor) -> str:
     for layer in layers:
         name, g, v = layer.name, layer.g, layer.v
         if v.dtype in (torch.float16, torch.bfloat16):
-            lines.append(f"{name}: weights in {v.dtype}: small updates round away; train in float32 under autocast")
+            lines.append(f"{name}: weights in {v.dtype} round small updates away; train in float32 under autocast")
         if g.dtype != v.dtype:
-            lines.append(f"{name}: g is {g.dtype}, v is {v.dtype}: the fastest kernels want one dtype")
+            lines.append(f"{name}: g is {g.dtype}, v is {v.dtype}; the fastest kernels need equal dtypes")
         if v.is_cuda and v.ndim == 4 and v.is_contiguous() and v.stride(1) != 1:
-            lines.append(f"{name}: contiguous weight on a GPU: channels-last is read in wider pieces")
+            lines.append(f"{name}: contiguous weight on a GPU; channels-last allows wider loads")
         if not v.is_contiguous() and not v.is_non_overlapping_and_dense():  # type: ignore[attr-defined]
-            lines.append(f"{name}: v has gaps or overlaps in memory and is copied on every call")
+            lines.append(f"{name}: v has gaps or overlaps in memory, so every call copies it")
     if example.ndim == 4 and example.is_cuda and example.is_contiguous():
-        lines.append("input: contiguous images on a GPU: channels-last runs without copies")
+        lines.append("input: contiguous images on a GPU; channels-last avoids copies")
     return "\n".join(lines) or "none"
 
 
 def _fusing(model: nn.Module, layers: list[Layer]) -> str:
-    """What convert would do; and the bytes torch's norms write on every forward."""
+    """What convert would do, and the bytes that torch's norms write on every forward."""
     report, _ = plan_of_convert(model)
     if not report.converted and not report.skipped:
         return "nothing: no layer is under torch's weight_norm"
     fused = set(report.converted)
     copies = sum(layer.v.numel() * layer.v.element_size() for layer in layers if layer.name in fused)
     saved = f"a second copy of the weights, {copies / 1e6:.1f} MB written on every forward and kept for backward"
-    return f"wnfused.convert would say: {report}\nand save {saved}"
+    return f"wnfused.convert would report: {report}\nand save {saved}"

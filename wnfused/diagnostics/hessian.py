@@ -1,4 +1,4 @@
-"""The largest eigenvalue of the loss's Hessian, by power iteration or Lanczos, from exact Hessian-vector products."""
+"""The largest eigenvalue of the Hessian of the loss, by power iteration or Lanczos on exact Hessian-vector products."""
 
 import sys
 import warnings
@@ -22,7 +22,7 @@ class HessianNorm:
     value: float  # the largest |eigenvalue|
     eigenvalue: float  # with its sign
     iterations: int
-    converged: bool  # False where the iterations ran out first
+    converged: bool  # False if the iterations ran out first
     history: tuple[float, ...]  # the estimate after each iteration
 
 
@@ -39,16 +39,16 @@ def hessian_norm(
 ) -> HessianNorm:
     """The spectral norm of the Hessian of the mean of ``loss_fn(model(x), target)`` over all samples of ``batches``.
 
-    ``loss_fn`` gives the mean over a batch. The data stay fixed: all batches, in order, in every iteration, and with
-    the same random numbers (dropout). ``method`` is ``"power"`` or ``"lanczos"``, which needs fewer iterations but
-    keeps a vector for each. Power iteration gives the Rayleigh quotient ρ = v·Hv of a unit vector v; it stops when ρ
-    changed by less than ``tolerance`` of itself twice in a row and ‖Hv‖ is as close to |ρ|, that is, v is an
-    eigenvector. (ρ alone also stands still between two eigenvalues λ and -λ.) Lanczos stops by the same bound on the
-    extreme Ritz value. ``progress`` shows a bar on standard error. Parameters with ``requires_grad=False`` are
-    constants. The model, its gradients, buffers and mode stay as they were.
+    ``loss_fn`` returns the mean over a batch. Every iteration uses all batches, in the same order and with the same
+    random numbers (dropout). ``method`` is ``"power"`` or ``"lanczos"``, which needs fewer iterations but stores a
+    vector for each. Power iteration estimates the Rayleigh quotient ρ = v·Hv of a unit vector v. It stops when the
+    relative change of ρ was below ``tolerance`` twice in a row and ‖Hv‖ is as close to |ρ|, that is, v is an
+    eigenvector. (ρ alone also stops changing between two eigenvalues λ and -λ.) Lanczos applies the same criterion to
+    the extreme Ritz value. ``progress`` shows a bar on standard error. Parameters with ``requires_grad=False`` are
+    treated as constants. The model, its gradients, buffers and mode are not changed.
 
-    The result relies on the double backward of every operation. That of torch's own weight norms is wrong in torch
-    2.13 (a few percent, and the Hessian is not symmetric): a warning says so where a model has them.
+    The result relies on the double backward of every operation. For torch's own weight norms it is wrong in torch 2.13
+    (by a few percent, and the Hessian is not symmetric); a warning is issued if a model has them.
     """
     parameters = _check(model, batches, method, iterations, tolerance)
     _warn_of_torch_norms(model)
@@ -79,7 +79,7 @@ def _warn_of_torch_norms(model: nn.Module) -> None:
     if names:
         warnings.warn(
             f"hessian_norm: model: torch's weight_norm, on {listed(names)}, has a wrong double backward, so the value "
-            "will be wrong; wnfused.convert(model) first",
+            "will be wrong; call wnfused.convert(model) first",
             stacklevel=3,
         )
 
@@ -90,11 +90,11 @@ def _check(
     checks.module("hessian_norm", model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
-        raise ValueError("hessian_norm: model: it has no parameters that require a gradient")
-    if not isinstance(batches, Sequence):  # a loader would give other batches in every iteration, a generator none
+        raise ValueError("hessian_norm: model: expected parameters that require gradients, found none")
+    if not isinstance(batches, Sequence):  # a loader may shuffle between iterations, a generator is exhausted after one
         raise TypeError(f"hessian_norm: batches: expected a list of (input, target), got {type(batches).__name__}")
     if len(batches) == 0 or any(len(x) == 0 for x, _ in batches):
-        raise ValueError("hessian_norm: batches: expected at least one batch, and no empty ones")
+        raise ValueError("hessian_norm: batches: expected at least one batch and no empty batches")
     if method not in ("power", "lanczos"):
         raise ValueError(f"hessian_norm: method: expected 'power' or 'lanczos', got {method!r}")
     if iterations < 1:
@@ -106,7 +106,7 @@ def _check(
 
 Vector = list[Tensor]
 Product = Callable[[Vector], Vector]
-Estimates = Iterator[tuple[float, float]]  # of the eigenvalue, and how far its vector is from an eigenvector
+Estimates = Iterator[tuple[float, float]]  # the eigenvalue, and how far its vector is from an eigenvector
 
 
 def _dot(a: Vector, b: Vector) -> float:
@@ -124,7 +124,7 @@ def _minus(a: Vector, b: Vector, times: float) -> Vector:
 def _product(
     model: nn.Module, loss_fn: LossFunction, batches: Sequence[Batch], parameters: list[nn.Parameter]
 ) -> Product:
-    """v → Hv, a batch at a time: the memory is one batch's."""
+    """The function v → Hv, computed one batch at a time to limit memory."""
     samples = sum(len(x) for x, _ in batches)
 
     def product(v: Vector) -> Vector:
@@ -133,9 +133,9 @@ def _product(
             for x, target in batches:
                 loss = loss_fn(model(x), target) * (len(x) / samples)
                 if not torch.isfinite(loss):
-                    raise ValueError(f"hessian_norm: loss_fn: the loss is {loss.item()}")
+                    raise ValueError(f"hessian_norm: loss_fn: expected a finite loss, got {loss.item()}")
                 gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-                # A gradient that does not depend on the parameters, as a linear loss has it, adds nothing.
+                # A gradient that does not depend on the parameters (a linear loss) contributes nothing.
                 pairs = [(g, t) for g, t in zip(gradients, v, strict=True) if g is not None and g.requires_grad]
                 if not pairs:
                     continue
@@ -152,7 +152,7 @@ def _product(
 def _power(product: Product, v: Vector) -> Estimates:
     while True:
         norm = _dot(v, v) ** 0.5
-        if norm == 0:  # the Hessian maps everything it was given to zero
+        if norm == 0:  # the Hessian maps this vector to zero
             yield 0.0, 0.0
             continue
         v = _scaled(v, 1 / norm)
@@ -163,7 +163,7 @@ def _power(product: Product, v: Vector) -> Estimates:
 
 
 def _lanczos(product: Product, v: Vector) -> Estimates:
-    """Ritz values of a growing tridiagonal matrix; every new vector is made orthogonal to all before it, twice."""
+    """Ritz values of a growing tridiagonal matrix. Each new vector is orthogonalized twice against all earlier ones."""
     basis = [_scaled(v, _dot(v, v) ** -0.5)]
     diagonal: list[float] = []
     beside: list[float] = []

@@ -1,4 +1,4 @@
-"""How the norms of activations and of their gradients develop from layer to layer."""
+"""The norms of activations and of their gradients, layer by layer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,19 +18,19 @@ from wnfused.unchanged import unchanged
 
 @dataclass(frozen=True)
 class LayerSignal:
-    """Norms at one module's output, sample by sample, relative to the input and to the output's gradient."""
+    """Norms at the output of one module, relative to the model's input and to the gradient at its output."""
 
-    name: str  # the module's, with " #2" and so on for its later calls
-    shape: tuple[int, ...]  # of one sample's output
-    forward_mean: float  # of ‖h‖ / ‖x‖
+    name: str  # the module's name, with " #2" and so on for later calls
+    shape: tuple[int, ...]  # of the output for one sample
+    forward_mean: float  # of ‖h‖ / ‖x‖ over the samples
     forward_std: float
-    backward_mean: float  # of ‖∂ℓ/∂h‖ / ‖∂ℓ/∂y‖; NaN where no gradient came
+    backward_mean: float  # of ‖∂ℓ/∂h‖ / ‖∂ℓ/∂y‖; NaN if the output has no gradient
     backward_std: float
 
 
 @dataclass(frozen=True)
 class SignalReport:
-    layers: tuple[LayerSignal, ...]  # in the order they ran
+    layers: tuple[LayerSignal, ...]  # in execution order
 
     def table(self) -> str:
         """The report as aligned text."""
@@ -45,7 +45,7 @@ class SignalReport:
         return self.table()
 
     def plot(self, path: str | Path) -> Path:
-        """Both curves over depth, mean and standard deviation, written to ``path`` (PNG, PDF or SVG by its suffix)."""
+        """Plot mean and standard deviation over depth to ``path``; its suffix selects PNG, PDF or SVG."""
         forward = [(s.forward_mean, s.forward_std) for s in self.layers]
         backward = [(s.backward_mean, s.backward_std) for s in self.layers]
         return plots.signal(forward, backward, Path(path))
@@ -59,12 +59,12 @@ def signal_report(
     modules: Sequence[str] | None = None,
     generator: torch.Generator | None = None,
 ) -> SignalReport:
-    """Norms of activations and of their gradients at every layer's output, or at those of the named ``modules``.
+    """Measure the norms of activations and their gradients at the output of every layer, or of the named ``modules``.
 
-    ``x`` is the model's input: a tensor, a tuple of arguments or a dict of keyword arguments, the first dimension of
-    each tensor the samples. A norm is that of one sample's whole tensor; several inputs, or outputs, count as one.
-    ``loss_fn`` takes the model's output; by default the gradient at the output is random, one normal vector a sample.
-    The model runs in the mode it is in, and it, its gradients and buffers stay as they were.
+    ``x`` is the model's input: a tensor, a tuple of arguments or a dict of keyword arguments. The first dimension of
+    each tensor is the batch. Norms are computed per sample; several inputs or outputs count as one vector. ``loss_fn``
+    takes the model's output; by default the gradient at the output is random, one normal vector per sample. The model
+    runs in its current mode. The model, its gradients and its buffers are not changed.
     """
     checks.module("signal_report", model)
     watched = _watched(model, modules)
@@ -85,7 +85,7 @@ def signal_report(
             raise ValueError(f"signal_report: model: expected an output for each of {samples} samples, got none")
         errors = _backward(result, outputs, loss_fn, generator)
     if not records:
-        raise ValueError("signal_report: modules: none of them gave an output for each sample of this input")
+        raise ValueError("signal_report: modules: none of them has an output for each sample of x")
     return SignalReport(tuple(record.signal(input_norms, _norms(*errors)) for record in records))
 
 
@@ -97,7 +97,7 @@ def _samples(x: Any, tensors: list[Tensor]) -> int:
 
 
 def _with_gradient(value: Any) -> Any:
-    """The tensors among the arguments require a gradient, and are no leaves: a model may write into its input."""
+    """Make the tensors require gradients as non-leaf tensors, because a model may write into its input."""
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.requires_grad_().clone()
     if isinstance(value, tuple):
@@ -118,12 +118,12 @@ def _watched(model: nn.Module, names: Sequence[str] | None) -> dict[str, nn.Modu
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    """A layer under torch's parametrized weight norm has children, but none that the signal goes through."""
+    """Whether the module has no submodules, apart from those of torch's parametrizations."""
     return all(name == "parametrizations" for name, _ in module.named_children())
 
 
 def _norms(*tensors: Tensor) -> Tensor:
-    """One norm a sample, over all the tensors."""
+    """One norm per sample, over all tensors."""
     return torch.stack([t.detach().reshape(len(t), -1).double().norm(dim=1) for t in tensors]).norm(dim=0)
 
 
@@ -161,7 +161,7 @@ def _mean_and_std(values: Tensor) -> tuple[float, float]:
 
 @contextmanager
 def _recording(watched: dict[str, nn.Module], samples: int) -> Iterator[list[_Record]]:
-    """Records every call of the watched modules whose output is a batch of these samples."""
+    """Record every call of the watched modules whose output is a batch of ``samples``."""
     records: list[_Record] = []
     calls: dict[str, int] = {}
 
@@ -173,7 +173,7 @@ def _recording(watched: dict[str, nn.Module], samples: int) -> Iterator[list[_Re
             label = name if calls[name] == 1 else f"{name} #{calls[name]}"
             record = _Record(label, tuple(output.shape[1:]), _norms(output))
             records.append(record)
-            if output.requires_grad:  # the hook stays with this value if an in-place operation changes it later
+            if output.requires_grad:  # the hook stays with this value even if an in-place operation follows
                 output.register_hook(  # type: ignore[no-untyped-call]
                     lambda gradient: setattr(record, "backward", _norms(gradient))
                 )

@@ -1,4 +1,4 @@
-"""What an activation asks of the gain before it: γ along a network, and at the end of residual branches."""
+"""The γ that an activation requires of the layer before it, along a network and at the end of residual branches."""
 
 import math
 from collections.abc import Callable
@@ -24,14 +24,15 @@ _DENSITY = torch.exp(-_Z.square() / 2) / math.sqrt(2 * math.pi)
 
 
 def activation_gamma(phi: Function) -> float:
-    """γ = 1 / E[φ(z)²] for z ~ N(0, 1): layers with it keep pre-activations of variance 1 from one to the next.
+    """γ = 1 / E[φ(z)²] for z ~ N(0, 1), which keeps the variance of pre-activations at 1 from layer to layer.
 
-    For φ with φ(cz) = c·φ(z), c > 0 (ReLU and its leaky kin) that holds at any variance: the paper's γ = 2 for ReLU.
-    The others have a scale. ELU and tanh come back to their own variance from any start. Behind GELU, SiLU and Mish
-    the variance 1 is kept but not stable: docs/initialization.md has figures, and what to do for the first layer.
+    If φ(cz) = c·φ(z) for c > 0 (ReLU, LeakyReLU), this holds at any variance and gives the paper's γ = 2 for ReLU.
+    Other activations have a scale. With ELU and tanh the variance converges to a fixed value from any start. With
+    GELU, SiLU and Mish a variance of 1 is preserved but unstable: docs/initialization.md has figures and advice on
+    the first layer.
 
-    Closed forms it agrees with: 2 for ReLU, 2 / (1 + a²) for LeakyReLU of slope a. Others, rounded: ELU 1.55,
-    GELU 2.35, SiLU 2.81, SELU 1, tanh 2.54, sigmoid 3.41.
+    The integral agrees with the closed forms: 2 for ReLU, 2 / (1 + a²) for LeakyReLU of slope a. Other values,
+    rounded: ELU 1.55, GELU 2.35, SiLU 2.81, SELU 1, tanh 2.54, sigmoid 3.41.
     """
     mean_square = _mean(phi(_Z.clone()).square())
     return 1 / mean_square if mean_square > 0 else math.nan
@@ -39,15 +40,17 @@ def activation_gamma(phi: Function) -> float:
 
 @cache
 def gamma_at_branch_end(phi: Function, blocks: int) -> float | None:
-    """γ of a stage's layers whose branches end with φ: x + φ(layer(…)), ``blocks`` times.
+    """γ of the last layer in a branch that ends with φ, x + φ(layer(…)), in a stage of ``blocks`` blocks.
 
-    B branches together shall add the mean square of what enters the stage, as γ = 1/B does where nothing follows the
-    layer. What a ReLU gives has a mean, though, and B means add up to B times one, not to √B times: γ solves
+    The B branches together should add the mean square of the stage's input, as γ = 1/B does for branches that end
+    with the layer itself. The output of a ReLU has a nonzero mean, however, and the means of B branches add up to B
+    times one mean, not √B times. So γ solves
 
         B · Var[φ(√γ z)] + B² · E[φ(√γ z)]² = 1,
 
-    for ReLU 2 / (B (1 - 1/π) + B²/π). With 1/B or 2/B the signal grows like e^√B (measured at 40 blocks: 6.6 and 19),
-    with this it ends near 1.5 at any depth. None where no γ does it: a sigmoid has a mean however small its input.
+    which for ReLU is 2 / (B (1 - 1/π) + B²/π). With γ = 1/B or 2/B the signal grows like e^√B (6.6 and 19 times at 40
+    blocks, measured); with this γ it ends near 1.5 at any depth. Returns None if no γ solves the equation: a sigmoid
+    has a nonzero mean however small its input.
     """
 
     def sum_of_branches(gamma: float) -> float:
@@ -72,7 +75,7 @@ def _mean(values: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Activation:
-    """An activation as a model called it, all its arguments but the tensor bound."""
+    """An activation with all arguments bound except the tensor, as the model called it."""
 
     phi: Function
     gamma: float
@@ -88,14 +91,14 @@ def leaky(slope: float) -> Activation:
 
 
 def activation_of_call(op: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Activation | None:
-    """The activation that ``func(*args, **kwargs)`` applies, or None if it is not a function of one tensor."""
+    """The activation that ``func(*args, **kwargs)`` applies, or None if it is not a function of a single tensor."""
     if op not in NAMES:
         return None
     if op == "relu":
         return RELU
     rest = {name: value for name, value in kwargs.items() if name != "input"}
     others = [*args[1:], *rest.values()]
-    if op == "prelu":  # a slope for each channel: the one with their mean square
+    if op == "prelu":  # one slope per channel: use their root mean square
         return leaky(others[0].detach().double().square().mean().sqrt().item())
     if any(isinstance(other, Tensor) for other in others):
         return None

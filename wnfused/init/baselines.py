@@ -1,4 +1,4 @@
-"""Baselines that need neither roles nor data: He with g = 1, g = ‖v‖ (the paper's baseline) and torch's default."""
+"""Baselines that need neither roles nor data: He with g = 1, g = ‖v‖ (the paper's baseline), and torch's default."""
 
 import math
 
@@ -11,7 +11,10 @@ from wnfused.nn.base import gain_of
 
 
 def he_(model: nn.Module, *, generator: torch.Generator | None = None) -> None:
-    """v from N(0, 2/fan_in), g = 1, b = 0 in every weight-normalized layer: signals halve from ReLU to ReLU."""
+    """Draw v from N(0, 2/fan_in) and set g = 1, b = 0 in every weight-normalized layer.
+
+    Each layer with a ReLU halves the squared norm of the signal, so deep networks lose it.
+    """
     layers = layers_of("he_", model)
     check_generator("he_", generator)
     stds = [math.sqrt(2 / layer.matrix_shape[-1]) for layer in layers]
@@ -40,14 +43,14 @@ def _norm_gain(layer: Layer, directions: str, generator: torch.Generator | None)
 
 
 def torch_default_(model: nn.Module, *, generator: torch.Generator | None = None) -> None:
-    """What a new layer under torch's weight norm has: torch's default weight and bias, g the norms of that weight."""
+    """Initialize as torch does for a new layer under its weight norm: default weight and bias, g = ‖v‖."""
     layers = layers_of("torch_default_", model)
     check_generator("torch_default_", generator)
     write([(layer, _default(layer, generator)) for layer in layers])
 
 
 def _default(layer: Layer, generator: torch.Generator | None) -> Values:
-    # torch counts the fan-in along dimension 1, for transposed convolutions too, where that is the output's.
+    # torch takes the fan-in from dimension 1 even for transposed convolutions, where it is the output dimension.
     bound = 1 / math.sqrt(layer.v[0].numel())
     v = _uniform(layer, layer.v, bound, generator).to(layer.v.dtype)
     bias = 0.0 if layer.bias is None else _uniform(layer, layer.bias, bound, generator)

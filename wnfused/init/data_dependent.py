@@ -1,7 +1,7 @@
-"""Data-dependent initialization (Salimans & Kingma, 2016): each layer is set by what one batch gives in it.
+"""Data-dependent initialization (Salimans & Kingma, 2016): one batch determines the gain and bias of each layer.
 
-The forward pass itself visits the layers in the order in which they run, so a hook before each layer's first call sees
-an input that all earlier layers, and the other branches of a sum, have already been set for.
+The layers are set during one forward pass, by a hook that runs before each layer's first call. By then all layers that
+the input depends on have been set, including those on the other branches of a sum.
 """
 
 from collections.abc import Iterator
@@ -32,13 +32,13 @@ def data_dependent_(
     distribution: str = "orthogonal",
     generator: torch.Generator | None = None,
 ) -> None:
-    """Draw every direction, then set gain and bias so that ``batch`` gives zero mean and unit variance per channel.
+    """Draw the directions, then set gains and biases for zero mean and unit variance per channel on ``batch``.
 
-    That holds for what each weight-normalized layer gives before its non-linearity, over batch and space (biased
-    variance). ``batch`` is the model's input: a tensor, a tuple of positional or a dict of keyword arguments. A layer
-    without a bias gets the unit variance only. A layer that runs several times is set at its first call. Where ``dim``
-    gives outputs no gain of their own, v takes up what g cannot. The model runs once, in the mode it is in; its
-    buffers (running statistics) are put back afterwards.
+    The statistics are those of each weight-normalized layer's output before its activation, over the batch and all
+    positions (biased variance). ``batch`` is the model's input: a tensor, a tuple of positional arguments or a dict of
+    keyword arguments. A layer without a bias gets unit variance only. A layer that runs several times is set at its
+    first call. If ``dim`` does not give each output its own gain, v is rescaled as well. The model runs once, in its
+    current mode; its buffers (running statistics) are restored afterwards.
     """
     layers = layers_of(WHERE, model)
     check_distribution(WHERE, distribution)
@@ -81,7 +81,7 @@ def _set(
 
 
 def _gain_and_direction(layer: Layer, rows: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """A gain and a direction of v's size that make ``rows`` the layer's weight."""
+    """A gain and a direction, scaled like ``v``, whose normalized weight is ``rows``."""
     weight = layer.from_matrices(rows)
     if not layer.gain_per_output:
         v = weight * (v.norm() / weight.norm())
@@ -89,7 +89,7 @@ def _gain_and_direction(layer: Layer, rows: Tensor, v: Tensor) -> tuple[Tensor, 
 
 
 def _preactivation(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """[outputs, everything else]: what the layer gives for this input, without a fused activation."""
+    """The layer's output for this input without its fused activation, as [outputs, batch · positions]."""
     module = layer.module
     if isinstance(module, WeightNormalized):
         activation, module.activation = module.activation, None
@@ -105,18 +105,18 @@ def _preactivation(layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _statistics(layer: Layer, y: Tensor) -> tuple[Tensor, Tensor]:
     if y.shape[1] == 0 or not torch.isfinite(y).all():
-        what = "nothing" if y.shape[1] == 0 else "NaN or infinity"
-        raise BadBatch(f"{WHERE}: batch: layer {layer.name!r} gives {what} for it")
+        what = "an empty output" if y.shape[1] == 0 else "NaN or infinity"
+        raise BadBatch(f"{WHERE}: batch: layer {layer.name!r} returns {what} for it")
     variance, mean = torch.var_mean(y, dim=1, correction=0)
     std = variance.sqrt()
-    # Rounding alone gives a constant channel a spread of about eps.
+    # Rounding alone gives a constant channel a standard deviation of about eps.
     constant = std <= 2 * torch.finfo(layer.v.dtype).eps * y.abs().max()
     if constant.any():
         channels = constant.nonzero().flatten().tolist()
         more = f" (and {len(channels) - 1} more)" if len(channels) > 1 else ""
         raise BadBatch(
             f"{WHERE}: batch: layer {layer.name!r}: channel {channels[0]}{more} is constant over the batch, so no gain "
-            "gives it unit variance"
+            "can give it unit variance"
         )
     return mean, std
 
@@ -134,7 +134,7 @@ def _check_batch(tensors: list[Tensor]) -> None:
 
 @contextmanager
 def _restored(model: nn.Module, layers: list[Layer]) -> Iterator[None]:
-    """Put the buffers back in the end, and after an error the layers' parameters as well."""
+    """Restore the buffers on exit, and after an error the layers' parameters as well."""
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -142,7 +142,7 @@ def _restored(model: nn.Module, layers: list[Layer]) -> Iterator[None]:
         if buffer is not None
     ]
     kept = [(layer, Values(layer.g.clone(), layer.v.clone(), _clone(layer.bias))) for layer in layers]
-    weights = [(layer.module, layer.module.__dict__.get("weight")) for layer in layers]  # what torch's hook has set
+    weights = [(layer.module, layer.module.__dict__.get("weight")) for layer in layers]  # set by torch's hook
     try:
         yield
     except BaseException:

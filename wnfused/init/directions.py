@@ -1,4 +1,4 @@
-"""Random directions v. Their scale does not matter to the weight (it is normalized away), only to v's learning rate."""
+"""Random directions v. Their scale does not affect the weight (it is normalized away), only v's learning rate."""
 
 import math
 from typing import Any
@@ -23,22 +23,22 @@ def check_generator(where: str, generator: Any) -> None:
 
 
 def draw(layer: Layer, distribution: str, generator: torch.Generator | None) -> Tensor:
-    """A direction for the layer: orthogonal rows, or independent numbers from N(0, 1/fan_in)."""
+    """A direction for the layer: orthogonal rows, or independent entries from N(0, 1/fan_in)."""
     if distribution == "orthogonal":
         return layer.from_matrices(orthogonal(layer, generator))
     return normal(layer, 1 / math.sqrt(layer.matrix_shape[-1]), generator)
 
 
 def orthogonal(layer: Layer, generator: torch.Generator | None) -> Tensor:
-    """[groups, rows, columns] with orthonormal rows; columns, where there are more rows than columns.
+    """[groups, rows, columns] with orthonormal rows, or orthonormal columns if there are more rows than columns.
 
-    Each group is a matrix of its own. For one group this is ``torch.nn.init.orthogonal_``, number by number.
+    Each group is a separate matrix. For a single group the result equals ``torch.nn.init.orthogonal_`` exactly.
     """
     gaussian = _normal(layer, layer.matrix_shape, generator)
     _, rows, columns = layer.matrix_shape
     tall = gaussian.mT if rows < columns else gaussian
     q, r = torch.linalg.qr(tall)
-    # Without fixing the signs of r's diagonal q would not be uniform among orthogonal matrices.
+    # q is uniform among orthogonal matrices only if the diagonal of r is made positive.
     q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
     return q.mT if rows < columns else q
 
@@ -53,6 +53,6 @@ def _normal(layer: Layer, shape: tuple[int, ...], generator: torch.Generator | N
 
 
 def source(layer: Layer, generator: torch.Generator | None) -> tuple[torch.device, torch.dtype]:
-    """Where and in what numbers are drawn: on the generator's device, and wide enough for a decomposition."""
+    """Device and dtype to draw in: the generator's device, and a dtype wide enough for a QR decomposition."""
     dtype = layer.v.dtype if layer.v.dtype == torch.float64 else torch.float32
     return (layer.v.device if generator is None else generator.device), dtype

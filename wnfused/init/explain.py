@@ -22,10 +22,10 @@ def explain(
     padding: str = "ignored",
     file: TextIO | None = None,
 ) -> str:
-    """Print and return what ``robust_`` would do: each layer's role, the evidence for it, its fans, γ and gain.
+    """Print and return a table of what ``robust_`` would do: each layer's role and its evidence, fans, γ and gain.
 
     The arguments are those of ``robust_``; with ``padding="aware"`` a column shows the factor that g is divided by.
-    ``file`` is where the table goes, standard output by default.
+    The table is written to ``file``, standard output by default.
     """
     layers = {layer.name: layer for layer in layers_of("explain", model)}
     check_padding("explain", padding, example_input)

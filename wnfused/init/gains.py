@@ -1,15 +1,15 @@
 """The gain that keeps a signal's norm: g = √(γ · fan_in / fan_out), and the fans of each kind of layer.
 
-The derivation is for a gain per output row of the weight's matrix (one row for each output channel, one column for
-each number it reads). A row of norm g has E[y²] = g² ‖x‖² / fan_in, so fan_out rows give γ ‖x‖². Where ``dim`` makes a
-gain belong to something else than a row (the input channels of a transposed convolution by torch's default, a kernel
-tap, the whole weight), the same overall scale is kept: the squared norm of the weight is the sum over its rows of g²,
-and equally the sum over its slices, one for each gain, of the gain squared. One gain for all slices is therefore
+The derivation assumes one gain per row of the weight matrix (one row per output channel, one column per input it
+reads). A row of norm g has E[y²] = g² ‖x‖² / fan_in, so fan_out rows give γ ‖x‖². For other values of ``dim`` a gain
+belongs to a different slice of the weight: an input channel (torch's default for transposed convolutions), a kernel tap
+or the whole weight. Then the overall scale is kept. The squared norm of the weight is the sum of g² over its rows, and
+also the sum of the squared gains over its slices. If all slices have the same gain, that gain is
 
     g · √(rows / slices),
 
-which makes the mean squared row norm g². Along rows it is g itself; for the one norm of ``dim=None`` it is g · √rows;
-for ``dim=0`` of a transposed convolution without groups, where rows / slices = c_out / c_in, it is √γ.
+which makes the mean squared row norm g². It equals g if the slices are rows, g · √rows for the single norm of
+``dim=None``, and √γ for ``dim=0`` of a transposed convolution without groups, where rows / slices = c_out / c_in.
 """
 
 import math
@@ -22,7 +22,7 @@ VARIANTS = ("forward", "backward")
 
 
 def gain(fan_in: float, fan_out: float, gamma: float) -> float:
-    """√(gamma · fan_in / fan_out): 2 for ``gamma`` before a ReLU, 1 otherwise, 1/B where B residual branches end."""
+    """√(gamma · fan_in / fan_out). ``gamma`` is 2 before a ReLU, 1/B at the end of B residual branches, 1 otherwise."""
     for name, fan in (("fan_in", fan_in), ("fan_out", fan_out)):
         if not _is_number(fan) or not 0 < fan < math.inf:
             raise ValueError(f"gain: {name}: expected a finite number > 0, got {fan!r}")
@@ -36,7 +36,7 @@ def fans(layer: Layer) -> tuple[int, int]:
 
 
 def gain_parameter(layer: Layer, gamma: float, variant: str) -> float:
-    """What every element of the layer's gain is set to."""
+    """The value of every element of the layer's gain."""
     row_gain = gain(*fans(layer), gamma) if variant == "forward" else math.sqrt(gamma)
     return row_gain * math.sqrt(layer.outputs / layer.g.numel())
 
@@ -52,4 +52,4 @@ def check_variant(where: str, variant: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)  # numpy's numbers too
+    return isinstance(value, Real) and not isinstance(value, bool)  # includes numpy scalars

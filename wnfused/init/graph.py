@@ -1,8 +1,8 @@
-"""A model's dataflow, recorded by running it once: which operation or layer reads whose result.
+"""A model's dataflow, recorded by running it once: which operation or layer reads which result.
 
-Nothing is traced symbolically, so control flow that depends on data, functional and in-place operations, shared layers
-and checkpointing need no special case. Weight-normalized layers are one node each; inside other modules every torch
-function is a node. Operations that read only parameters and constants leave no node.
+Nothing is traced symbolically, so data-dependent control flow, functional and in-place operations, shared layers and
+checkpointing need no special case. Each call of a weight-normalized layer is one node; inside other modules every torch
+function is a node. Operations that read only parameters and constants are not recorded.
 """
 
 import math
@@ -34,7 +34,7 @@ class RolesUnknown(ValueError):
 class Node:
     """One operation or layer call. ``inputs`` and ``side`` are the indices of the nodes it reads.
 
-    ``side`` are operands that are only broadcast over the result: gates, shifts by an embedding.
+    ``side`` holds the operands that are only broadcast over the result, such as gates or shifts by an embedding.
     """
 
     op: str
@@ -43,7 +43,7 @@ class Node:
     side: tuple[int, ...] = ()
     shape: tuple[int, ...] = ()
     layer: str | None = None
-    taps: int = 1  # of a layer's kernel
+    taps: int = 1  # kernel size of a layer
     activation: Activation | None = None
 
     @property
@@ -53,16 +53,16 @@ class Node:
 
 @dataclass
 class Graph:
-    """The nodes in the order they ran, so that a node only reads nodes before it."""
+    """The nodes in execution order: a node only reads earlier nodes."""
 
     nodes: list[Node] = field(default_factory=list)
     outputs: set[int] = field(default_factory=set)
-    calls: dict[str, list[int]] = field(default_factory=dict)  # of each weight-normalized layer
-    readers: list[list[int]] = field(default_factory=list)  # of each node
-    untraced: bool = False  # some tensor came from an operation that torch does not show: a scripted function, numpy
+    calls: dict[str, list[int]] = field(default_factory=dict)  # by weight-normalized layer
+    readers: list[list[int]] = field(default_factory=list)  # by node
+    untraced: bool = False  # a tensor came from an operation that cannot be traced: a scripted function, numpy
 
     def link(self) -> None:
-        """Fill in who reads each node; readers that the model's output does not depend on count only if alone."""
+        """Fill in each node's readers. Those without effect on the model's output count only if there are no others."""
         useful = set(self.outputs)
         every: list[list[int]] = [[] for _ in self.nodes]
         for index in range(len(self.nodes) - 1, -1, -1):
@@ -105,12 +105,12 @@ def record(model: nn.Module, example_input: Any) -> Graph:
 
 
 def uncompiled() -> AbstractContextManager[Any]:
-    """Compiled parts of the model run as they were written. (torch's compiler is not imported just for that.)"""
+    """Run compiled parts of the model eagerly. torch's compiler is not imported just for this."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes every torch function of a forward pass outside the layers, and with hooks the calls of the layers."""
+    """Records the layer calls of a forward pass, by hooks, and every torch function outside the layers."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Recorder(TorchFunctionMode):
         for name, module in self.modules.items():
             enter, leave = self._hooks_for(name)
             stack.callback(module.register_forward_pre_hook(enter).remove)
-            # Before the user's own hooks: what those do to the output is a part of the model.
+            # Run before the user's hooks: operations in those hooks are part of the model.
             stack.callback(module.register_forward_hook(leave, prepend=True, with_kwargs=True).remove)
         return stack
 
@@ -216,7 +216,7 @@ class _Recorder(TorchFunctionMode):
         return Node(op, self._label(op), inputs, side, shape, activation=activation)
 
     def _self_gated(self, inputs: tuple[int, ...]) -> int | None:
-        """x of ``x * sigmoid(x)``: SiLU by its old spelling."""
+        """The x of ``x * sigmoid(x)``, which is SiLU written out."""
         for gate in inputs:
             node = self.graph.nodes[gate]
             if node.op == "sigmoid" and set(inputs) == {gate, *node.inputs}:
@@ -248,7 +248,7 @@ class _Recorder(TorchFunctionMode):
         self._made_by[tensor] = self._add(node)
 
     def _rewrite_views(self, written: Tensor, index: int) -> None:
-        """After an in-place operation: tensors that share its memory hold its result too, or a mixture with it."""
+        """After an in-place operation, mark the tensors that share its memory: they hold all or part of its result."""
         memory = written.untyped_storage()._cdata
         for tensor, made_by in list(self._made_by.items()):
             if tensor is written or tensor.untyped_storage()._cdata != memory:
@@ -264,6 +264,6 @@ def _version(tensor: Tensor | None) -> int:
 
 
 def _pop_through(stack: list[str], name: str) -> None:
-    """Pop down to ``name`` and it too: above it lie only modules that an exception the model caught has left."""
+    """Pop ``name`` and everything above it: modules left by an exception that the model caught."""
     while stack and stack.pop() != name:
         pass

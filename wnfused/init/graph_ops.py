@@ -1,4 +1,4 @@
-"""What the operations of a recorded forward pass mean: one name for each, and which ones a role looks through."""
+"""Canonical names of recorded operations, and which operations preserve the role of a layer's output."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _ALIASES = {
     "concat": "cat", "concatenate": "cat", "clip": "clamp",
 }  # fmt: skip
 
-# Linear, or commuting with ReLU (max pooling): what goes in has the role of what comes out.
+# Linear operations, and those that commute with ReLU (max pooling): their input has the role of their output.
 _PASSING = {
     "cat", "stack", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "getitem", "narrow", "select",
     "index_select", "flatten", "unflatten", "view", "view_as", "reshape", "reshape_as", "permute", "transpose", "t",
@@ -43,7 +43,7 @@ def weighted(op: str) -> bool:
 
 
 def canonical(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """One name for an operation's spellings: ``relu`` for ``F.relu``, ``Tensor.relu_``, ``clamp(min=0)`` and so on."""
+    """One name for all spellings of an operation: ``relu`` for ``F.relu``, ``Tensor.relu_``, ``clamp(min=0)``, …"""
     name = getattr(func, "__name__", type(func).__name__).split(".")[0].strip("_")
     op = _ALIASES.get(name, name)
     numbers = [*args[1:], *(value for key, value in kwargs.items() if key not in ("inplace", "input"))]
@@ -53,7 +53,7 @@ def canonical(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         bounds = (*args[1:], None, None)[:2]
         low, high = kwargs.get("min", bounds[0]), kwargs.get("max", bounds[1])
         return "relu" if _is_zero(low) and high is None else "clamp"
-    if op in ("threshold", "clamp_min"):  # ReLUs only at zero
+    if op in ("threshold", "clamp_min"):  # a ReLU only if the threshold is zero
         return "relu" if all(_is_zero(number) for number in numbers) else op
     if op == "hardtanh" and numbers == [0.0, 6.0]:
         return "relu6"

@@ -1,4 +1,4 @@
-"""Residual blocks in a recorded graph: which sums add a branch to a shortcut, and which blocks make a stage."""
+"""Residual blocks in a recorded graph: which sums add a branch to a shortcut, and which blocks form a stage."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from wnfused.init.graph_ops import SUMS
 
 @dataclass(eq=False)
 class Block:
-    """A residual block, known by its sum: ``fork`` is the value it starts from, ``shortcut`` and ``branch`` the
-    operands of the sum (all indices of nodes)."""
+    """A residual block, identified by its sum. ``fork`` is the value it starts from; ``shortcut`` and ``branch`` are
+    the operands of the sum. All are node indices."""
 
     sum: int
     fork: int
@@ -19,31 +19,31 @@ class Block:
     branch: int
     shortcut_nodes: set[int]  # after the fork, up to the shortcut operand
     branch_layers: int
-    passes_through: bool  # some way from the fork to the shortcut operand meets no layer
-    outer: "Block | None" = None  # the smallest block whose branch this one lies in
+    passes_through: bool  # some path from the fork to the shortcut operand has no layer
+    outer: "Block | None" = None  # the smallest block whose branch contains this one
     number: int = 1  # in its stage, counted from 1
     stage_blocks: int = 1
 
 
 @dataclass
 class _Path:
-    """All that lies between a fork and one operand of a sum."""
+    """The nodes between a fork and one operand of a sum."""
 
     operand: int
     nodes: set[int]
-    longest: int  # layers on the longest way
+    longest: int  # number of layers on the longest path
     shortest: int
     closed: bool  # depends on nothing but the fork
     taps: int
 
     @property
     def length(self) -> tuple[bool, int, bool]:
-        """Shortcuts come first: a way without layers beats any other, then few layers, then one pointwise layer."""
+        """Sorts shortcuts first: paths without layers, then those with fewer layers, then a single pointwise layer."""
         return self.shortest > 0, self.longest, self.longest == 1 and self.taps > 1
 
 
 def residual_blocks(graph: Graph) -> dict[int, Block]:
-    """The residual blocks by their sums, in the order they ran."""
+    """The residual blocks by their sums, in execution order."""
     blocks: dict[int, Block] = {}
     for index, node in enumerate(graph.nodes):
         block = _block_at(graph.nodes, index) if node.op in SUMS and len(node.inputs) == 2 else None
@@ -63,7 +63,7 @@ def _block_at(nodes: list[Node], index: int) -> Block | None:
         return None
     paths = [_path(nodes, fork, operand, side) for operand, side in zip((first, second), sides, strict=True)]
     short, long = sorted(paths, key=lambda path: path.length)
-    # With a layer on it a shortcut is like any parallel path, unless both sides start at the fork and nowhere else.
+    # A shortcut with a layer looks like any parallel path, unless both sides depend on the fork and nothing else.
     told_apart = short.closed and (short.shortest == 0 or long.closed)
     if short.length == long.length or long.longest == 0 or not told_apart:
         return None
@@ -72,10 +72,10 @@ def _block_at(nodes: list[Node], index: int) -> Block | None:
 
 def _nearest_fork(nodes: list[Node], first: int, second: int) -> tuple[int | None, tuple[set[int], set[int]]]:
     """The latest node that both operands depend on, and what each depends on after it."""
-    reached = {first: 1, second: 2}  # bit mask: from which operand
+    reached = {first: 1, second: 2}  # bit mask of the operands that depend on the node
     waiting = [-first, -second]
     heapify(waiting)
-    while waiting:  # latest first, so that a node's mask is complete when its turn comes
+    while waiting:  # latest first, so that a node's mask is complete when it is visited
         index = -heappop(waiting)
         if reached[index] == 3:
             later = {node: mask for node, mask in reached.items() if node > index}
@@ -101,7 +101,7 @@ def _path(nodes: list[Node], fork: int, operand: int, side: set[int]) -> _Path:
 
 
 def block_nodes(nodes: list[Node], block: Block) -> Iterable[int]:
-    """What the branch is made of: everything after the fork that its operand depends on."""
+    """The nodes of the branch: everything after the fork that its operand depends on."""
     found, waiting = set(), [block.branch]
     while waiting:
         index = waiting.pop()

@@ -1,4 +1,4 @@
-"""Stage-wise Hanin: the paper's initialization, but with residual branches that shrink geometrically along a stage."""
+"""Stage-wise Hanin: the paper's initialization with residual branches that shrink geometrically along a stage."""
 
 from typing import Any
 
@@ -19,14 +19,14 @@ def hanin_(
     roles: Roles | None = None,
     generator: torch.Generator | None = None,
 ) -> None:
-    """As ``robust_``, but the last layer of a stage's block b has g = 0.9^b, b = 1, 2, …, whatever its fans are.
+    """Initialize like ``robust_``, except that the last layer of block b has g = 0.9^b, whatever its fans are.
 
-    This is the paper's formula, literally. For basic blocks, whose last layer has as many inputs as outputs, 0.9^b
-    stands where ``robust_`` has 1/√B; the last layer of a bottleneck widens by a factor of 4, so its branch carries
-    twice the norm that √(fan_in / fan_out) would give it. The authors' code multiplies instead, which for basic blocks
-    is the same; it has no bottlenecks. b starts anew in each stage. ``roles`` must be ``Role`` objects here: kind
-    "residual_end" marks the layers, ``block`` says which b they have. Roles without ``block`` must come in the order in
-    which the model runs; then γ = 1/B says how many blocks in a row make the stage.
+    The blocks of each stage are numbered b = 1, 2, …. This is the paper's formula, literally: in basic blocks, 0.9^b
+    replaces the 1/√B of ``robust_``; in a bottleneck, whose last layer has four times as many outputs as inputs, the
+    branch has twice the norm that √(fan_in / fan_out) would give it. The authors' code multiplies the gain by 0.9^b,
+    which is the same for basic blocks, the only ones it has. ``roles`` must be ``Role`` objects here: the kind
+    "residual_end" marks the last layers, and ``block`` is their b. Roles without ``block`` must be in execution order;
+    then γ = 1/B means that B consecutive blocks form the stage.
     """
     layers = layers_of("hanin_", model)
     check_generator("hanin_", generator)
@@ -45,11 +45,11 @@ def _values(layer: Layer, gamma: float, block: int | None, generator: torch.Gene
 
 
 def _blocks(roles: Roles, gammas: dict[str, float]) -> dict[str, int]:
-    """For each layer that ends a residual branch the number of its block in its stage, counted from 1."""
+    """The block number, counted from 1 in each stage, of every layer that ends a residual branch."""
     for name, role in roles.items():
         if not hasattr(role, "kind"):
             raise ValueError(
-                f"hanin_: roles: layer {name!r}: expected a Role, which tells where branches end, got {role}"
+                f"hanin_: roles: layer {name!r}: expected a Role, which says where branches end, got {role}"
             )
     ends = [name for name, role in roles.items() if getattr(role, "kind", None) == "residual_end"]
     numbers = {name: getattr(roles[name], "block", None) for name in ends}
@@ -62,8 +62,8 @@ def _blocks(roles: Roles, gammas: dict[str, float]) -> dict[str, int]:
         stage = ends[start : start + count]
         if count < 1 or len(stage) != count or len({gammas[name] for name in stage}) != 1:
             raise ValueError(
-                f"hanin_: roles: layer {ends[start]!r} has gamma {gammas[ends[start]]:g}: expected 1/B and B such "
-                f"layers in a row, which make a stage; got {[gammas[name] for name in stage]}"
+                f"hanin_: roles: layer {ends[start]!r} has gamma {gammas[ends[start]]:g}: expected 1/B in B "
+                f"consecutive layers, which form a stage; got {[gammas[name] for name in stage]}"
             )
         blocks |= {name: i + 1 for i, name in enumerate(stage)}
     return blocks

@@ -1,7 +1,7 @@
-"""The weight-normalized layers of a model, wnfused's own or under either of torch's weight norms, for initialization.
+"""The weight-normalized layers of a model, as the schemes see them: wnfused's, and those under torch's two norms.
 
-Initialization writes gain and direction, because torch's weight norms overwrite ``weight`` at the next forward. All
-values are computed before the first one is written, so an error leaves the model unchanged.
+A scheme writes gain and direction, because torch's weight norms overwrite ``weight`` at the next forward. All values
+are computed before the first one is written, so an error leaves the model unchanged.
 """
 
 import math
@@ -22,7 +22,7 @@ from wnfused.surgery import torch_norms
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight-normalized linear or convolution layer: its parameters, and how its weight reads as a matrix."""
+    """One weight-normalized linear or convolution layer: its parameters, and its weight viewed as matrices."""
 
     name: str
     module: nn.Module
@@ -57,16 +57,16 @@ class Layer:
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:
-        """Groups, rows (outputs) and columns (inputs · taps) of each."""
+        """(groups, rows, columns): one matrix per group, with a row per output and a column per input and tap."""
         return self.groups, self.outputs // self.groups, self.inputs // self.groups * self.taps
 
     @property
     def gain_per_output(self) -> bool:
-        """Whether each output has a gain of its own."""
+        """Whether each output has its own gain."""
         return self.dim == (1 if self.transposed else 0) and self.g.numel() == self.outputs
 
     def from_matrices(self, matrices: Tensor) -> Tensor:
-        """[groups, rows, columns] in the weight's layout."""
+        """Convert [groups, rows, columns] to the weight's layout."""
         if not self.transposed:
             return matrices.reshape(self.v.shape)
         groups, rows, _ = self.matrix_shape
@@ -74,7 +74,7 @@ class Layer:
         return split.transpose(1, 2).reshape(self.v.shape)
 
     def to_matrices(self, weight: Tensor) -> Tensor:
-        """The weight as [groups, rows, columns]."""
+        """Convert a weight to [groups, rows, columns]."""
         groups, rows, columns = self.matrix_shape
         if not self.transposed:
             return weight.reshape(groups, rows, columns)
@@ -84,7 +84,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Values:
-    """What a scheme gives a layer. A number fills the whole tensor; a layer without a bias ignores its value."""
+    """The values that a scheme sets in a layer. A number fills the whole tensor; without a bias ``bias`` is ignored."""
 
     g: Tensor | float
     v: Tensor
@@ -97,7 +97,7 @@ def normalized_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_layers(where: str, model: nn.Module) -> tuple[list[Layer], list[str]]:
-    """All layers of the model that can be initialized, and the names of those there is no formula for (e.g. LSTM)."""
+    """All layers that can be initialized, and the names of the unsupported ones (e.g. LSTM)."""
     checks.module(where, model)
     left = [
         f"{name or '(the model itself)'} ({parametrize.type_before_parametrizations(module).__name__})"
@@ -106,7 +106,7 @@ def find_layers(where: str, model: nn.Module) -> tuple[list[Layer], list[str]]:
     ]
     found = [_layer(f"{where}: layer {name!r}", name, module) for name, module in normalized_modules(model).items()]
     if not found:
-        others = f"; there is no formula for {', '.join(left)}" if left else ""
+        others = f"; unsupported layers: {', '.join(left)}" if left else ""
         raise ValueError(
             f"{where}: model: expected weight-normalized layers, found none in {type(model).__name__}{others}"
         )
@@ -114,10 +114,10 @@ def find_layers(where: str, model: nn.Module) -> tuple[list[Layer], list[str]]:
 
 
 def layers_of(where: str, model: nn.Module) -> list[Layer]:
-    """All layers of the model that can be initialized; a warning names those there is no formula for."""
+    """All layers that can be initialized; a warning names the unsupported ones."""
     found, left = find_layers(where, model)
     if left:
-        warnings.warn(f"{where}: left as they were, there is no formula for them: {', '.join(left)}", stacklevel=3)
+        warnings.warn(f"{where}: unsupported layers were left unchanged: {', '.join(left)}", stacklevel=3)
     return found
 
 
@@ -131,7 +131,7 @@ def layer_of(where: str, module: nn.Module) -> Layer:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first five names."""
+    """The first five names, and how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(map(repr, names[:5])) + more
 
@@ -155,7 +155,7 @@ def _layer(where: str, name: str, module: nn.Module) -> Layer:
         g, v = torch_norms.gain_and_direction(module, norm)
         dim, eps = None if v is None else norm.dim_for(v.ndim), 0.0
     if g is None or v is None:
-        raise ValueError(f"{where}: its gain or direction is not a plain parameter (pruned?)")
+        raise ValueError(f"{where}: gain and direction: expected parameters, got computed tensors (pruned?)")
     layer = Layer(name, module, g, v, dim, eps)
     for fan, size in (("fan_in", layer.inputs * layer.taps), ("fan_out", layer.outputs * layer.taps)):
         if size == 0:
@@ -164,7 +164,7 @@ def _layer(where: str, name: str, module: nn.Module) -> Layer:
 
 
 def write(plan: Sequence[tuple[Layer, Values]]) -> None:
-    """Put the values in place, each in its parameter's dtype and on its device."""
+    """Write the values into the parameters, in each parameter's dtype and on its device."""
     with torch.no_grad():
         for layer, values in plan:
             _fill(layer.g, values.g)
@@ -182,7 +182,7 @@ def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:
 
 
 def _refresh(module: nn.Module) -> None:
-    """torch's hook writes ``weight`` at the next forward; who looks at it before should see the new one as well."""
+    """Recompute ``weight`` under torch's hook, which otherwise updates it only at the next forward."""
     for hook in module._forward_pre_hooks.values():
         if isinstance(hook, WeightNorm):
             with torch.set_grad_enabled(getattr(module, hook.name).requires_grad):

@@ -27,11 +27,11 @@ def robust_layer_(
 ) -> None:
     """Initialize one weight-normalized layer, ours or torch's: b = 0 and g = √(gamma · fan_in / fan_out) for every row.
 
-    ``gamma`` is 2 before a ReLU, 1 otherwise, 1/B for the last layer of each of a stage's B residual branches. The
-    ``variant`` "backward" takes g = √gamma, which keeps the norm of gradients instead. v has orthogonal rows (a
-    convolution's weight read as a matrix (out, in · taps), group by group), or with ``distribution="he"`` independent
-    numbers from N(0, 1/fan_in). Layers whose ``dim`` is not the output's get gains of the same overall scale: see
-    ``wnfused.init.gains``.
+    ``gamma`` is 2 before a ReLU, 1/B for the last layer of each residual branch in a stage of B blocks, and 1
+    otherwise. The ``variant`` "backward" sets g = √gamma, which preserves the norm of gradients instead of the norm of
+    activations. v has orthogonal rows (a convolution's weight is viewed as a matrix (out, in · taps), group by group);
+    with ``distribution="he"`` its entries are independent draws from N(0, 1/fan_in). If ``dim`` is not the output
+    dimension, the gains are set to give the same overall scale: see ``wnfused.init.gains``.
     """
     one = layer_of("robust_layer_", layer)
     _check("robust_layer_", variant, distribution, generator)
@@ -49,11 +49,11 @@ def robust_(
     padding: str = "ignored",
     generator: torch.Generator | None = None,
 ) -> None:
-    """Initialize every weight-normalized layer of a model by ``robust_layer_``, with the γ of its role.
+    """Initialize every weight-normalized layer of a model with ``robust_layer_`` and the γ of its role.
 
-    ``roles`` names the γ of each layer, or its ``Role``; without it ``infer_roles(model, example_input)`` finds them.
-    Other layers (a plain last layer, batch norms) are left alone. ``padding="aware"``, which the paper does not have,
-    divides the gain of each convolution by its ``padding_factor`` on the maps that ``example_input`` gives it.
+    ``roles`` maps layer names to a γ or a ``Role``; by default it is ``infer_roles(model, example_input)``. Other
+    layers (a plain last layer, batch norms) are not changed. ``padding="aware"``, which the paper does not have, divides
+    the gain of each convolution by its ``padding_factor`` on the maps that ``example_input`` gives it.
     """
     layers = layers_of("robust_", model)
     _check("robust_", variant, distribution, generator)
@@ -80,11 +80,11 @@ def robust_values(
 
 
 def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | None, layers: list[Layer]) -> Roles:
-    """The given roles, or inferred ones, one for each layer and none besides."""
+    """The given or inferred roles, checked to cover exactly these layers."""
     if roles is None:
         if example_input is None:
-            raise ValueError(f"{where}: example_input: expected an input of the model (or roles=), got None")
-        from wnfused.init.roles import infer_roles  # a model whose roles are given needs no tracing
+            raise ValueError(f"{where}: example_input: expected an input of the model, got None; pass one, or roles=")
+        from wnfused.init.roles import infer_roles  # not needed if roles are given
 
         roles = infer_roles(model, example_input)
     if not isinstance(roles, Mapping):
@@ -94,7 +94,7 @@ def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | No
         raise ValueError(f"{where}: roles: the model has no weight-normalized layer named {listed(unknown)}")
     if missing := [layer.name for layer in layers if layer.name not in roles]:
         raise ValueError(
-            f"{where}: roles: expected a role for every weight-normalized layer, none for {listed(missing)}"
+            f"{where}: roles: expected a role for every weight-normalized layer, got none for {listed(missing)}"
         )
     return roles
 
@@ -103,7 +103,7 @@ def gamma_of(where: str, name: str, role: Any) -> float:
     gamma = getattr(role, "gamma", role)
     if gamma is None:
         why = getattr(role, "why", "unknown")
-        raise ValueError(f"{where}: roles: layer {name!r}: expected a gamma, got None ({why}); give it in roles=")
+        raise ValueError(f"{where}: roles: layer {name!r}: expected a gamma, got None ({why}); pass a number in roles=")
     check_gamma(where, f"roles: layer {name!r}", gamma)
     return float(gamma)
 

@@ -1,17 +1,18 @@
-"""The role of each weight-normalized layer, read from the model's dataflow: what its initial gain depends on.
+"""The role of each weight-normalized layer, read from the model's dataflow. The role determines the initial gain.
 
 | kind | the layer's output | γ |
 |---|---|---|
-| "before_relu" | goes through a ReLU | 2 |
-| "gelu", "leaky_relu", … | goes through that activation φ | 1 / E[φ(z)²], z ~ N(0, 1) |
-| "residual_end" | is what a residual branch adds to its shortcut in a stage of B | 1/B |
-| "residual_end" | the same after an activation φ | so that B branches add as much as they do there |
-| "shortcut" | is what such a branch is added to | 1 |
-| "other" | any other, also if it goes different ways | 1 |
+| "before_relu" | feeds a ReLU | 2 |
+| "gelu", "leaky_relu", … | feeds that activation φ | 1 / E[φ(z)²], z ~ N(0, 1) |
+| "residual_end" | is added to the shortcut, in a stage of B blocks | 1/B |
+| "residual_end" | is added to the shortcut after an activation φ | see ``gamma_at_branch_end`` |
+| "shortcut" | is the shortcut that a branch is added to | 1 |
+| "other" | is used in another way, or in several | 1 |
 
-Between layer and activation or sum may lie what is linear or commutes with ReLU: dropout, pooling, reshaping,
-concatenation, scaling by constants or by broadcast gates. A sum is residual if its operands have a common origin and
-one of them comes from there with fewer layers, the shortcut. Consecutive residual sums of one shape are a stage.
+Operations that are linear or commute with ReLU may stand between the layer and the activation or sum: dropout,
+pooling, reshaping, concatenation, scaling by constants or broadcast gates. A sum is residual if its operands have a
+common origin and the paths from there differ in length; the shorter path is the shortcut. Consecutive residual sums of
+the same shape form a stage.
 """
 
 from collections.abc import Iterator
@@ -32,9 +33,9 @@ __all__ = ["Role", "RolesUnknown", "infer_roles"]
 
 @dataclass(frozen=True)
 class Role:
-    """What a layer is in its model: ``kind``, the ``gamma`` that follows from it, and ``why``, the evidence.
+    """The role of a layer in its model: its ``kind``, the ``gamma`` that follows from it, and ``why``, the evidence.
 
-    ``block`` is the number of the block in its stage, counted from 1, where the layer ends a residual branch.
+    For a layer that ends a residual branch, ``block`` is the number of its block in the stage, counted from 1.
     """
 
     kind: str
@@ -44,14 +45,14 @@ class Role:
 
 
 def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
-    """The role of each weight-normalized layer by its name, in the order in which the layers first run.
+    """Map the name of each weight-normalized layer to its role, in the order in which the layers first run.
 
     The model runs once on ``example_input`` (a tensor, a tuple of arguments or a dict of keyword arguments; a batch of
-    one is enough) in eval mode without gradients, and is left as it was. A layer that is called several times must
-    have one role in all its uses; one whose uses differ is "other", and ``why`` says how they differ.
+    one is enough) in eval mode without gradients, and is not changed. If the calls of a shared layer have different
+    roles, its kind is "other", and ``why`` lists them.
 
-    Raises ``RolesUnknown`` if the model does not run, does not call a layer, or hands a layer's output to something
-    whose operations torch does not show (a scripted function, numpy): then ``roles=`` must say what the roles are.
+    Raises ``RolesUnknown`` if the model does not run, does not call some layer, or passes a layer's output to an
+    operation that cannot be traced (a scripted function, numpy). Pass ``roles=`` to the scheme in this case.
     """
     checks.module("infer_roles", model)
     layers = normalized_modules(model)
@@ -61,7 +62,7 @@ def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
     _check_reached(layers, graph)
     reader = _Reader(graph)
     return {
-        name: _of_all_uses([reader.role(layers[name], call) for call in calls]) for name, calls in graph.calls.items()
+        name: _of_all_calls([reader.role(layers[name], call) for call in calls]) for name, calls in graph.calls.items()
     }
 
 
@@ -79,31 +80,31 @@ def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     ]
     if ends:
         raise RolesUnknown(
-            f"infer_roles: {listed(ends)}: the output goes into something whose operations torch does not show (a "
-            "scripted function, numpy), so the role is unknown; pass roles="
+            f"infer_roles: {listed(ends)}: the output is used by an operation that cannot be traced (a scripted "
+            "function, numpy), so the role is unknown; pass roles="
         )
 
 
-def _of_all_uses(roles: list[Role]) -> Role:
+def _of_all_calls(roles: list[Role]) -> Role:
     if len({(role.kind, role.gamma) for role in roles}) == 1:
-        uses = f" (the first of {len(roles)} uses, all alike)" if len(roles) > 1 else ""
+        uses = f" (in each of its {len(roles)} calls)" if len(roles) > 1 else ""
         return replace(roles[0], why=roles[0].why + uses)
-    return Role("other", 1.0, f"its {len(roles)} uses differ: {_alternatives(roles)}")
+    return Role("other", 1.0, f"its {len(roles)} calls have different roles: {_alternatives(roles)}")
 
 
 def _alternatives(roles: list[Role]) -> str:
     first = {(role.kind, role.gamma): role.why for role in reversed(roles)}
-    return "; ".join(f"{kind}, as {why}" for (kind, _), why in reversed(first.items()))
+    return "; ".join(f"{kind} ({why})" for (kind, _), why in reversed(first.items()))
 
 
 @dataclass(frozen=True)
 class _End:
-    """Where a layer's output arrives: at a node (None: the model's output), from its operand ``source``."""
+    """One use of a layer's output: the ``node`` that reads it (None: the model's output), and the operand it reads."""
 
     node: int | None
     source: int
     through: tuple[str, ...]
-    summed: str | None  # the label of a sum, not a residual one, on the way
+    summed: str | None  # the label of a non-residual sum on the path
 
     @property
     def way(self) -> str:
@@ -120,22 +121,22 @@ class _Reader:
 
     def role(self, layer: nn.Module, call: int) -> Role:
         if getattr(layer, "activation", None) == "relu":
-            fused = Role("before_relu", RELU.gamma, "its own fused ReLU follows")
-            return self._end_of_branch(call, call, RELU, "its own fused ReLU") or fused
+            fused = Role("before_relu", RELU.gamma, "has a fused ReLU")
+            return self._end_of_branch(call, call, RELU, "its fused ReLU") or fused
         ends = list(self._ends(call))
         if not ends:
-            return Role("other", 1.0, "nothing uses its output")
+            return Role("other", 1.0, "its output is not used")
         roles = [self._role_at(call, end) for end in ends]
         if len({(role.kind, role.gamma) for role in roles}) == 1:
-            return self._most_telling(ends, roles)
-        return Role("other", 1.0, f"its output goes different ways: {_alternatives(roles)}")
+            return self._most_informative(ends, roles)
+        return Role("other", 1.0, f"its output is used in different ways: {_alternatives(roles)}")
 
-    def _most_telling(self, ends: list[_End], roles: list[Role]) -> Role:
-        """A fork says more about a layer than the first layer of the branch that starts there."""
+    def _most_informative(self, ends: list[_End], roles: list[Role]) -> Role:
+        """Prefer the evidence of a fork to that of the first layer in the branch that starts there."""
         return next((role for end, role in zip(ends, roles, strict=True) if end.node in self._blocks), roles[0])
 
     def _ends(self, call: int) -> Iterator[_End]:
-        """Follow the output through what keeps its role."""
+        """Follow the output through operations that preserve its role."""
         waiting: list[tuple[int, tuple[str, ...], str | None]] = [(call, (), None)]
         seen = {call}
         while waiting:
@@ -166,7 +167,7 @@ class _Reader:
         return graph_ops.passes(node.op)
 
     def _is_gate(self, side: int, source: int) -> bool:
-        """Whether a broadcast factor is more than a statistic of what it scales, which would be a normalization."""
+        """Whether a broadcast factor is a gate, and not a statistic of the value it scales (a normalization)."""
         while side > source:
             node = self._nodes[side]
             if node.weighted or len(node.inputs) != 1:
@@ -176,17 +177,17 @@ class _Reader:
 
     def _role_at(self, call: int, end: _End) -> Role:
         if end.node is None:
-            return Role("other", 1.0, f"it gives the model's output{end.way}")
+            return Role("other", 1.0, f"produces the model's output{end.way}")
         if end.node in self._blocks:
             return self._role_in_block(call, end, self._blocks[end.node])
         node = self._nodes[end.node]
         if end.source not in node.inputs:
-            return Role("other", 1.0, f"it only gates or shifts another value, at {node.label}")
+            return Role("other", 1.0, f"only gates or shifts another value, at {node.label}")
         if end.summed is not None:
-            return Role("other", 1.0, f"it is one term of {end.summed}, before {node.label}")
+            return Role("other", 1.0, f"is one term of {end.summed}, which feeds {node.label}")
         if node.activation is not None:
             kind = "before_relu" if node.op == "relu" else node.op
-            role = Role(kind, node.activation.gamma, f"{node.label} follows{end.way}")
+            role = Role(kind, node.activation.gamma, f"feeds {node.label}{end.way}")
             return self._end_of_branch(call, end.node, node.activation, node.label) or role
         return Role("other", 1.0, _why_other(node, end))
 
@@ -194,16 +195,16 @@ class _Reader:
         label = self._nodes[block.sum].label
         if end.source == block.branch:
             blocks = f"{block.stage_blocks} block{'s' if block.stage_blocks > 1 else ''}"
-            why = f"adds to the shortcut in a stage of {blocks}{end.way}, at {label}{self._nesting(block)}"
+            why = f"adds to the shortcut at {label}{end.way}, in a stage of {blocks}{self._nesting(block)}"
             return Role("residual_end", 1 / block.stage_blocks, why, block.number)
         if call in block.shortcut_nodes:
-            return Role("shortcut", 1.0, f"on the shortcut{end.way} into {label}, beside a branch of {_layers(block)}")
-        return Role("other", 1.0, f"its output is where a residual block forks{end.way}, the one that ends at {label}")
+            return Role("shortcut", 1.0, f"is the shortcut into {label}{end.way}, beside a branch of {_layers(block)}")
+        return Role("other", 1.0, f"starts the residual block that ends at {label}{end.way}")
 
     def _end_of_branch(self, call: int, node: int, activation: Activation, label: str) -> Role | None:
-        """The role of a layer whose activation, at ``node``, is the last thing in a residual branch.
+        """The role of a layer whose activation, at ``node``, is the last operation of a residual branch.
 
-        With the γ of the activation alone each block would add as much as it was given.
+        With the activation's own γ each block would double the mean square of its input.
         """
         ends = list(self._ends(node))
         if not ends or not all(end.node in self._blocks for end in ends):
@@ -219,7 +220,7 @@ class _Reader:
             return ""
         outer = self._nodes[block.outer.sum].label
         if block.outer.branch == block.sum:
-            return f", the sum that ends the outer branch into {outer}"
+            return f", at the end of the outer branch into {outer}"
         return f", inside the branch into {outer}"
 
 
@@ -231,5 +232,5 @@ def _why_other(node: Node, end: _End) -> str:
     if node.op in graph_ops.NORMALIZATIONS or (node.op == "mul" and node.side):
         return f"{node.label} rescales its output{end.way}"
     if node.weighted:
-        return f"{node.label} follows{end.way} without an activation"
-    return f"{node.label} follows{end.way}, which is no activation"
+        return f"feeds {node.label}{end.way} without an activation"
+    return f"feeds {node.label}{end.way}, which is not an activation"

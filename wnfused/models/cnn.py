@@ -2,14 +2,14 @@
 
 from torch import Tensor, nn
 
-from wnfused.models.norm import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_count, check_norm, conv
 
 
 class CNN(nn.Module):
-    """``n`` convolutions 3×3 with ReLU, the first two with stride 2, then global average pooling and a linear layer.
+    """``n`` 3×3 convolutions with ReLU, the first two with stride 2, then global average pooling and a linear layer.
 
-    In the paper ``n`` is 5, 25 or 100 and every layer has 512 ``channels``. The last layer is a plain ``nn.Linear`` in
-    torch's default initialization: the paper does not say, the authors' code does it so.
+    In the paper ``n`` is 5, 25 or 100 and every layer has 512 ``channels``. The last layer is a plain ``nn.Linear``
+    with torch's default initialization, as in the authors' code; the paper does not specify it.
     """
 
     def __init__(
@@ -27,4 +27,4 @@ class CNN(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x).mean((2, 3)))  # unlike adaptive pooling deterministic on GPUs too
+        return self.head(self.features(x).mean((2, 3)))  # deterministic on GPUs, unlike adaptive pooling

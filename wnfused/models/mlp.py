@@ -7,15 +7,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.norm import Norm, check_count, check_norm, linear
+from wnfused.models.layers import Norm, check_count, check_norm, linear
 
 
 class MLP(nn.Module):
     """``depth`` hidden layers, each followed by a ReLU, and a linear layer: ``head(hidden(x.flatten(1)))``.
 
-    ``width`` is that of every hidden layer, or a list with one width for each. ``outputs`` is ``classes`` by the name
-    that fits regression too. The last layer is a plain ``nn.Linear`` in torch's default initialization: the paper does
-    not say, the authors' code does it so.
+    ``width`` is the width of every hidden layer, or a list with one width per layer. ``outputs`` is another name for
+    ``classes``, for regression. The last layer is a plain ``nn.Linear`` with torch's default initialization, as in the
+    authors' code; the paper does not specify it.
     """
 
     def __init__(
@@ -49,5 +49,5 @@ def _widths(depth: int, width: Any) -> list[int]:
         return [int(width)] * depth
     listed = isinstance(width, Sequence) and not isinstance(width, str)
     if not listed or len(width) != depth or not all(checks.is_integer(w) and w >= 1 for w in width):
-        raise ValueError(f"MLP: width: expected an int >= 1 or a list of {depth} (depth) of them, got {width!r}")
+        raise ValueError(f"MLP: width: expected an int >= 1, or a list of {depth} of them (depth), got {width!r}")
     return [int(w) for w in width]

@@ -1,15 +1,15 @@
-"""What ResNet and WRN share: a residual block without a non-linearity after its sum, and a stage of such blocks."""
+"""The residual block of ResNet and WRN, without an activation after its sum, and a stage of such blocks."""
 
 from torch import Tensor, nn
 
-from wnfused.models.norm import Norm, conv
+from wnfused.models.layers import Norm, conv
 
 
 class Block(nn.Module):
-    """``shortcut(x) + branch(x)``; the branch is D × [conv, ReLU] and a last conv, all of ``inner`` channels but that.
+    """``shortcut(x) + branch(x)``. The branch is D × [conv, ReLU] with ``inner`` channels, then a conv to ``outputs``.
 
     ``sizes`` are the kernel sizes along the branch: (3, 3) for the basic block, (1, 3, 1) for the bottleneck. The first
-    convolution has the stride. The shortcut is the identity where the shape stays, and a 1×1 convolution where not.
+    convolution has the stride. The shortcut is the identity, or a 1×1 convolution if the shape changes.
     """
 
     def __init__(self, norm: Norm, inputs: int, inner: int, outputs: int, stride: int, sizes: tuple[int, ...]) -> None:
@@ -34,7 +34,7 @@ def stage(
     sizes: tuple[int, ...] = (3, 3),
     expansion: int = 1,
 ) -> nn.Sequential:
-    """``blocks`` blocks that give ``expansion * width`` channels; the first of them changes width and resolution."""
+    """``blocks`` blocks with ``expansion * width`` output channels; the first one changes width and resolution."""
     outputs = expansion * width
     first = Block(norm, inputs, width, outputs, stride, sizes)
     return nn.Sequential(first, *(Block(norm, outputs, width, outputs, 1, sizes) for _ in range(blocks - 1)))

@@ -1,9 +1,9 @@
-"""Residual networks for 32×32 images: ResNet-20/56/110 of basic blocks, ResNet-164 of bottlenecks."""
+"""Residual networks for 32×32 images: ResNet-20/56/110 with basic blocks, ResNet-164 with bottlenecks."""
 
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.norm import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_count, check_norm, conv
 from wnfused.models.residual import stage
 
 WIDTHS = (16, 32, 64)
@@ -12,19 +12,19 @@ WIDTHS = (16, 32, 64)
 class ResNet(nn.Module):
     """Stem, three stages of n blocks at widths 16, 32 and 64, global average pooling, a linear layer.
 
-    Basic blocks (3×3, 3×3) give depth 6n + 2, bottlenecks (1×1, 3×3, 1×1, four times as many channels out) 9n + 2.
-    ``bottleneck=None`` follows the literature: bottlenecks from depth 164 on, unless the depth fits basic blocks only
-    (ResNet-1202).
+    The depth is 6n + 2 with basic blocks (3×3, 3×3) and 9n + 2 with bottlenecks (1×1, 3×3, 1×1, with four times as many
+    output channels). ``bottleneck=None`` uses bottlenecks from depth 164 on, as the literature does, unless the depth
+    fits basic blocks only (ResNet-1202).
 
     This is the paper's network: that of He et al. (2016) with conv → ReLU → conv blocks, no ReLU after the sum, 1×1
-    convolutions with the block's stride as shortcuts where the shape changes, biases in the convolutions.
-    Where the authors' code parts from it: it has no ReLU after the stem, though it initializes the stem with the
-    γ = 2 of a layer that has one (here the ReLU is there, as in He et al.); it has no bottleneck, so its "164" is
-    basic blocks with n = 27 (``bottleneck=False``). Following the code, where the paper is silent, the last layer is a
-    plain ``nn.Linear`` in torch's default initialization.
+    convolutions with the block's stride as shortcuts where the shape changes, and biases in the convolutions. The
+    authors' code differs in two points. It has no ReLU after the stem, although it initializes the stem with γ = 2;
+    here the stem has a ReLU, as in He et al. And it has no bottleneck: its "164" has basic blocks with n = 27
+    (``bottleneck=False``). The last layer is a plain ``nn.Linear`` with torch's default initialization, as in the
+    authors' code; the paper does not specify it.
 
-    ``norm="batch"`` puts a batch norm in the place of each weight norm, so that nothing else differs. He et al. have a
-    ReLU after the sum; the authors' code for batch norm is a pre-activation network.
+    ``norm="batch"`` replaces each weight norm by a batch norm and changes nothing else. He et al. have a ReLU after the
+    sum; the authors' code for batch norm is a pre-activation network.
     """
 
     def __init__(

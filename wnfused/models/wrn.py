@@ -3,25 +3,23 @@
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.norm import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_count, check_norm, conv
 from wnfused.models.residual import stage
 
 
 class WRN(nn.Module):
     """WRN-``depth``-``k``: stem, three stages of N blocks at widths 16k, 32k and 64k, average pooling, linear layer.
 
-    ``depth`` is 6N + 4; ``WRN(blocks=N, k=k)`` says the same. WRN-40-10 has N = 6, the paper's deepest N = 1666.
+    ``depth`` is 6N + 4; ``WRN(blocks=N, k=k)`` is equivalent. WRN-40-10 has N = 6; the paper goes up to N = 1666.
 
-    This is the paper's network: blocks conv3×3 → ReLU → conv3×3, no non-linearity after the stem or after a sum, 1×1
-    convolutions as shortcuts where the shape changes, biases in the convolutions. Where they part: the paper's stem
-    has 16k channels, the authors' code and Zagoruyko & Komodakis (2016) have 16 and a shortcut in the first stage.
-    Following the code, where the paper is silent, the last layer is a plain ``nn.Linear`` in torch's default
-    initialization. ``stem_stride=2`` halves the resolution everywhere: the code does so to fit very deep networks
-    into memory.
+    This is the paper's network: blocks of conv3×3 → ReLU → conv3×3, no activation after the stem or after a sum, 1×1
+    convolutions as shortcuts where the shape changes, and biases in the convolutions. As in the paper, the stem has 16k
+    channels; the authors' code and Zagoruyko & Komodakis (2016) have 16, and a shortcut in the first stage. The last
+    layer is a plain ``nn.Linear`` with torch's default initialization, as in the authors' code; the paper does not
+    specify it. ``stem_stride=2`` halves the resolution, as the authors' code does to fit very deep networks into memory.
 
-    ``norm="batch"`` puts a batch norm in the place of each weight norm, so that nothing else differs; Zagoruyko &
-    Komodakis and the authors' code for batch norm are pre-activation networks (the code applies a block's first
-    batch norm twice).
+    ``norm="batch"`` replaces each weight norm by a batch norm and changes nothing else. Zagoruyko & Komodakis and the
+    authors' code for batch norm are pre-activation networks (the code applies a block's first batch norm twice).
     """
 
     def __init__(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from wnfused.nn.base import WeightNormalized
-from wnfused.ops import backends, known_norms
+from wnfused.ops import backends, precomputed_norms
 
 __all__ = ["precompute_norms"]
 
@@ -29,10 +29,10 @@ def precompute_norms(model: nn.Module) -> Iterator[int]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"precompute_norms: model: expected an nn.Module, got {type(model).__name__}")
     layers = {}
-    if not known_norms.capturing():
+    if not precomputed_norms.capturing():
         normalized = [m for m in model.modules() if isinstance(m, WeightNormalized)]
         layers = {m: many_norms for m in normalized if (many_norms := _many_norms(m)) is not None}
-    with known_norms.holding(_norms_of(layers)):
+    with precomputed_norms.holding(_norms_of(layers)):
         yield len(layers)
 
 

@@ -1,4 +1,4 @@
-"""The ``torch.library`` operators: schema, fake, autograd and the choice of backend. Knows nothing of layers."""
+"""The ``torch.library`` operators: schema, fake, autograd and the choice of backend. They do not depend on layers."""
 
 import torch
 
@@ -6,7 +6,7 @@ from wnfused.ops import autograd, backends
 
 __all__ = ["autograd", "backends", "convolution", "linear", "weight_norm"]
 
-# The overloads themselves: looking one up by attribute on every call would cost more than a small layer's checks.
+# Resolve the overloads once: an attribute lookup on every call would cost more than the checks of a small layer.
 weight_norm = torch.ops.wnfused.weight_norm.default
 linear = torch.ops.wnfused.linear.default
 convolution = torch.ops.wnfused.convolution.default

@@ -1,7 +1,8 @@
-"""What every operator requires of its arguments, whoever calls it: for the fakes and for operators run from Python.
+"""Argument checks of the operators, for the fakes and for operators that run from Python.
 
-The public functions check theirs first and speak of themselves; exported graphs and callers of ``torch.ops.wnfused``
-come straight to the operator. ``kernels/cpu/arguments.cpp`` has the same rules for calls that never reach Python.
+The public functions check their arguments first and name themselves in errors. Exported graphs and callers of
+``torch.ops.wnfused`` call the operator directly. ``kernels/cpu/arguments.cpp`` has the same rules for calls that never
+reach Python.
 """
 
 import math
@@ -14,7 +15,7 @@ from torch import Tensor
 from wnfused.ops.reference import gain_shape, opmath
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-MOST_SIZE = 2**31 - 1  # of a stride, padding or dilation
+MOST_SIZE = 2**31 - 1  # the largest stride, padding or dilation
 
 
 def _floating(where: str, t: Any) -> None:
@@ -27,7 +28,7 @@ def _floating(where: str, t: Any) -> None:
 
 
 def _beside_v(where: str, t: Any, v: Tensor) -> None:
-    """A floating tensor on v's device. float32 and the 16-bit types may meet, as under autocast; float64 may not."""
+    """A floating tensor on v's device. float32 and 16-bit types may be mixed, as under autocast; float64 may not."""
     _floating(where, t)
     if t.device != v.device:
         raise ValueError(f"{where}: expected device {v.device} like v, got {t.device}")
@@ -69,7 +70,7 @@ def _norms(op: str, norms: Tensor, v: Tensor, g: Tensor) -> None:
 
 
 def _output_side(op: str, dy: Tensor, y: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> None:
-    """dy and, where a ReLU was fused, the output y: both shaped as the forward's output and in x's dtype."""
+    """dy and, with a fused ReLU, the output y. Both have the shape of the forward's output and the dtype of x."""
     for name, t in (("dy", dy), *([("y", y)] if y is not None else [])):
         _beside_v(f"{op}: {name}", t, x)
         _dtype(f"{op}: {name}", t, x.dtype)

@@ -1,7 +1,7 @@
-// The operators' CPU and AutogradCPU kernels, registered from C++ so that a call costs what a call of torch's own does.
-// schema.py defines the operators; autograd.py is the same in Python, for everything that is not a CPU tensor with the
-// native library loaded. The nodes are written as torch's generated ones are, so hooks on saved tensors, checkpointing,
-// torch.compile and torch.func see nothing unusual.
+// The operators' CPU and AutogradCPU kernels, registered from C++ so that a call costs as little as one of torch's own.
+// schema.py defines the operators. autograd.py does the same in Python, for other devices and without the native library. The
+// nodes are written like torch's generated ones, so that hooks on saved tensors, checkpointing, torch.compile and torch.func
+// work as usual.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -43,7 +43,7 @@ using ConvolutionBackward = Gradients(const Tensor&, const Tensor&, const Tensor
                                       const MaybeTensor&, Ints, Ints, Ints, bool, Ints, int64_t, Dim, double,
                                       std::array<bool, 4>);
 
-// Each operator's two overloads, looked up once: op() is the default one, python() the one that Python always serves.
+// Each operator's two overloads, looked up once: op() is the default one, python() the one that always runs Python.
 #define WNFUSED_OPERATOR(Name, name)                                       \
   struct Name##Op {                                                        \
     static const auto& op() {                                              \
@@ -63,7 +63,7 @@ WNFUSED_OPERATOR(Convolution, "convolution")
 WNFUSED_OPERATOR(ConvolutionBackward, "convolution_backward")
 #undef WNFUSED_OPERATOR
 
-// --- CPU kernels: the native ones, or Python's choice while another backend is chosen -------------------------------
+// --- CPU kernels: the native ones, or the ones selected in Python if another backend is chosen ------------------------
 
 Forward cpu_weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
   if (!native_chosen) return WeightNormOp::python().call(v, g, dim, eps);
@@ -130,7 +130,7 @@ const Tensor& tensor_or_undefined(const MaybeTensor& t) {
   return t.has_value() ? *t : undefined;
 }
 
-// What every node shares: the saved tensors, in the order x, v, g, norms, y with those it does not have left empty.
+// The base of all nodes: the saved tensors x, v, g, norms, y, in this order; those a node does not have are undefined.
 struct SavedNode : Node {
   SavedVariable x_, v_, g_, norms_, y_;
   bool has_y_ = false;
@@ -145,7 +145,7 @@ struct SavedNode : Node {
     v_ = SavedVariable(v, false), g_ = SavedVariable(g, false), dim_ = dim, eps_ = eps;
   }
 
-  // After the forward ran: the norms, the history of the output, and the output itself where a ReLU needs it.
+  // After the forward: saves the norms and, for a ReLU, the output, and sets the output's history.
   void finish(Forward& out, bool relu) {
     auto& [y, norms] = out;
     norms_ = SavedVariable(norms, false);
@@ -165,7 +165,7 @@ struct SavedNode : Node {
   }
 };
 
-// The backward operator: below autograd for an ordinary backward, through it under create_graph (double backward).
+// Calls the backward operator: below autograd for an ordinary backward, with autograd under create_graph.
 template <typename Op, typename... Args>
 auto call_backward(const Args&... args) {
   if (at::GradMode::is_enabled()) return Op::op().call(args...);

@@ -1,9 +1,9 @@
 """Kernels of the operators registered from Python: choice of backend, autograd, forward-mode AD, vmap.
 
-The native library registers the CPU and AutogradCPU kernels of the forward operators from C++ when it is loaded
-(``autograd.cpp``), because a Python kernel costs tens of microseconds a call; these serve everywhere else. The backward
-operators' autograd is always the one below: under ``create_graph`` they are evaluated by the plain formulas of
-``reference.py``, so double backward and every order after it is whatever PyTorch derives from those.
+When the native library is loaded, it registers the CPU and AutogradCPU kernels of the forward operators from C++
+(``autograd.cpp``), because a Python kernel costs tens of microseconds per call. The kernels below are used everywhere
+else. The autograd of the backward operators is always the one below: under ``create_graph`` they are evaluated by the
+plain formulas of ``reference.py``, from which PyTorch derives double backward and every higher order.
 """
 
 from collections.abc import Callable
@@ -28,14 +28,14 @@ def _has_tangent(args: tuple[Any, ...]) -> bool:
 
 
 def _redispatch(op: Any, keyset: DispatchKeySet, args: tuple[Any, ...]) -> Any:
-    # Below ADInplaceOrView as well: a reshape inside a kernel would make the output a view in autograd's eyes, and a
-    # view that leaves an autograd.Function cannot be modified in place.
+    # Skip ADInplaceOrView as well: otherwise a reshape inside a kernel would make the output a view for autograd, and a
+    # view returned by an autograd.Function cannot be modified in place.
     with torch._C._AutoDispatchBelowADInplaceOrView():
         return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
 
 
 class _Differentiable(torch.autograd.Function):
-    """A forward operator recorded for backward: keeps its input tensors and the norms, never w."""
+    """A forward operator with autograd. It saves its input tensors and the norms for backward, never w."""
 
     @staticmethod
     def forward(ctx: Any, name: str, op: Any, keyset: DispatchKeySet, *args: Any) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
 
     def kernel(keyset: DispatchKeySet, *args: Any) -> Any:
         if _has_tangent(args) or torch._C._are_functorch_transforms_active():
-            return formula(*args)  # an autograd.Function cannot be recorded inside an operator there
+            return formula(*args)  # an autograd.Function cannot be recorded there
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return _Differentiable.apply(name, op, keyset, *args)
         return _redispatch(op, keyset, args)
@@ -75,7 +75,7 @@ def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
 
 
 def _differentiable_formula(name: str) -> Callable[..., Any]:
-    """The plain formula; a backward one is kept from using the saved norms, which carry no derivative in v."""
+    """The plain formula. A backward formula must not use the saved norms, which carry no derivative in v."""
     check, formula = CHECKS[name], getattr(reference, name)
     norms_at = {"weight_norm_backward": 3, "linear_backward": 4, "convolution_backward": 4}.get(name)
 
@@ -113,7 +113,7 @@ def _register(name: str, autograd: Callable[[str, Any], Callable[..., Any]]) -> 
     for overload, op in ((name, packet.default), (f"{name}.python", packet.python)):
         LIBRARY.impl(overload, _chosen_backend(name), "CompositeExplicitAutograd")
         LIBRARY.impl(overload, autograd(name, op), "Autograd", with_keyset=True)
-        # Under vmap the plain formula runs: PyTorch's batching rules make one batched matmul or grouped conv of it.
+        # Under vmap the plain formula runs: PyTorch's batching rules turn it into one batched matmul or grouped conv.
         LIBRARY.impl(overload, _differentiable_formula(name), "FuncTorchBatched")
 
 

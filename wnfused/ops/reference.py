@@ -6,9 +6,9 @@ Notation, row by row (a row is one slice of v along ``dim``; with ``dim=None`` a
     dg = c = <dw, u>,         dv = (g / n) * (dw - c * u)
 
 A row with n = 0 has u = 0, so w, dv and dg are 0 there and nothing divides by zero.
-Everything below is differentiable to any order and free of data-dependent branches. The functions named after an
-operator have its signature (``schema.py``); the backward ones recompute the norms from v when they are given none,
-which is what makes them differentiable in v.
+Everything below is differentiable to any order and free of data-dependent branches. A function named after an operator
+has its signature (``schema.py``). Without norms, the backward functions recompute them from v, which makes them
+differentiable in v.
 """
 
 import torch
@@ -19,21 +19,21 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The type statistics are kept in: float32 for 16-bit types, otherwise the type itself."""
+    """The dtype of statistics: float32 for 16-bit types, otherwise the dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def gain_shape(v_shape: tuple[int, ...], dim: int | None) -> tuple[int, ...]:
-    """Shape of g for a given v: torch's, ones everywhere except along ``dim``; ``()`` for one norm over everything."""
+    """The shape of g for a given v, as in torch: 1 in every dimension except ``dim``; ``()`` for ``dim=None``."""
     if dim is None:
         return ()
     return (*(1,) * dim, v_shape[dim], *(1,) * (len(v_shape) - dim - 1))
 
 
 def _row_sum(t: Tensor, dim: int | None) -> Tensor:
-    """Sum over everything but ``dim``, in the shape of g.
+    """Sum over all dimensions except ``dim``, in the shape of g.
 
-    Rows are laid side by side first: PyTorch sums along the last dimension pairwise, across others one by one.
+    The rows are made contiguous first: PyTorch sums pairwise along the last dimension, but sequentially along others.
     """
     if dim is None:
         return _sum_of_last(t.flatten())
@@ -41,7 +41,7 @@ def _row_sum(t: Tensor, dim: int | None) -> Tensor:
 
 
 def _sum_of_last(t: Tensor) -> Tensor:
-    """Short rows on a CPU are summed in float64: there PyTorch adds the tail of each row one by one, in float32."""
+    """Sum the last dimension, short rows on a CPU in float64: PyTorch adds the tail of each row sequentially."""
     wide = t.device.type == "cpu" and t.dtype == torch.float32 and t.shape[-1] <= 1024
     return t.sum(-1, dtype=torch.float64).to(t.dtype) if wide else t.sum(-1)
 
@@ -55,7 +55,7 @@ def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
     if v.ndim > 1 or dim is None:
         largest = largest.amax([d for d in range(v.ndim) if d != dim]).reshape(gain_shape(tuple(v.shape), dim))
     scale = largest.clamp_min(eps**0.5)
-    power = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)  # dividing by it does not round
+    power = torch.ldexp(torch.ones_like(scale), torch.frexp(scale).exponent - 1)  # division by it is exact
     scale = torch.where((scale > 0) & scale.isfinite(), power, 1.0)
     total = _row_sum((v / scale).square(), dim) + (eps**0.5 / scale).square()
     nonzero = total != 0  # NaN counts as nonzero and stays visible
@@ -63,7 +63,7 @@ def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
 
 
 def _nonzero(norms: Tensor) -> Tensor:
-    """The norms to divide by: a row with norm 0 is all zeros, and divided by 1 stays so."""
+    """The norms to divide by. A row with norm 0 is all zeros and is divided by 1."""
     return torch.where(norms == 0, 1.0, norms)
 
 
@@ -72,7 +72,7 @@ def _scale(g: Tensor, norms: Tensor) -> Tensor:
 
 
 def _normalized(v: Tensor, g: Tensor, norms: Tensor) -> Tensor:
-    # A norm over everything has no dimensions, and would not widen a 16-bit v by itself.
+    # A norm over the whole weight is a 0-d tensor, which would not promote a 16-bit v.
     return (v.to(norms.dtype) * _scale(g, norms)).to(v.dtype)
 
 
@@ -112,7 +112,7 @@ def linear_backward(
     biased: bool,
     mask: list[bool],
 ) -> Gradients:
-    """(dx, dv, dg, db): those that ``mask`` asks for; y is the output where a ReLU was fused."""
+    """(dx, dv, dg, db), as selected by ``mask``; y is the output if a ReLU was fused."""
     norms = row_norms(v, dim, eps) if norms is None else norms
     dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
     rows = dy.reshape(dy.numel() // v.shape[0] if v.shape[0] else x[..., 0:1].numel(), v.shape[0])  # [M, N]
@@ -163,7 +163,7 @@ def convolution_backward(
     eps: float,
     mask: list[bool],
 ) -> Gradients:
-    """(dx, dv, dg, db): those that ``mask`` asks for; y is the output where a ReLU was fused."""
+    """(dx, dv, dg, db), as selected by ``mask``; y is the output if a ReLU was fused."""
     norms = row_norms(v, dim, eps) if norms is None else norms
     dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
     w = _normalized(v, g, norms).to(x.dtype)

@@ -1,10 +1,10 @@
 """The operators' schemas and fake (shape-only) implementations, defined once for every backend.
 
-``norms`` has the shape of g and the statistics' dtype. In the backward operators ``y`` is the saved output, present
-where a ReLU was fused, ``biased`` says whether a bias went into it (without one, y tells dg), and ``mask`` names the
-gradients asked for; the others come back undefined.
-Each operator has a second overload, ``.python``, which always runs the Python choice of backend: the native library
-takes the default overload over on CPU tensors and calls ``.python`` when another backend is selected.
+``norms`` has the shape of g and the dtype of statistics. In the backward operators ``y`` is the saved output if a ReLU
+was fused, ``biased`` says whether y includes a bias (without one, dg can be computed from y), and ``mask`` selects the
+requested gradients; the others are returned undefined.
+Each operator has a second overload, ``.python``, which always selects the backend in Python: the native library
+replaces the default overload for CPU tensors and calls ``.python`` when another backend is selected.
 """
 
 from collections.abc import Callable

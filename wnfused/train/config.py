@@ -15,7 +15,7 @@ from typing import Any
 from wnfused.checks import is_integer
 from wnfused.data import NAMES as DATA
 from wnfused.extras import not_installed
-from wnfused.models.norm import NORMS
+from wnfused.models.layers import NORMS
 from wnfused.suggestions import did_you_mean
 from wnfused.train.optimization import SCHEDULES, milestones
 from wnfused.train.result import RunError

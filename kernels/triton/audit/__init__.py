@@ -1,5 +1,5 @@
-"""The offline audit: every shipped kernel compiled for every target, beside the plain kernel it replaces."""
+"""The offline audit: compiles every shipped kernel for every target and compares it with the plain kernel."""
 
-from wnfused.kernels.triton.audit.rows import Row, audit
+from wnfused.kernels.triton.audit.entries import Entry, audit
 
-__all__ = ["Row", "audit"]
+__all__ = ["Entry", "audit"]

@@ -1,7 +1,7 @@
-"""Every kernel as it is shipped: tiles, dtypes and modes of each target, and the plain kernel each is compared with.
+"""All shipped builds of the kernels: tiles, dtypes and modes of each target, and the plain kernel to compare with.
 
-A build names a kernel, its pointers' types, sample sizes (which triton specialises on, as in a launch: 1 becomes a
-constant, multiples of 16 are known to be such) and its constants. Nothing here needs triton.
+A build has a kernel, the types of its pointers, sample sizes and its constants. Triton specialises on the sizes as in a
+launch: 1 becomes a constant, and multiples of 16 are marked. Nothing here needs triton.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ Values = tuple[tuple[str, Constant], ...]
 class Dtypes(NamedTuple):
     activations: str
     weights: str
-    rounded: bool = False  # float32 whose products may be those of tf32
+    rounded: bool = False  # float32 with products rounded to tf32
 
     def __str__(self) -> str:
         """As dtypes.py names them."""
@@ -45,7 +45,7 @@ class Dtypes(NamedTuple):
 
 BF16, FP16, FP32 = Dtypes("bf16", "bf16"), Dtypes("fp16", "fp16"), Dtypes("fp32", "fp32")
 TF32 = Dtypes("fp32", "fp32", rounded=True)
-FP64 = Dtypes("fp64", "fp64")  # the matrix products are the vendor's, the rest is ours
+FP64 = Dtypes("fp64", "fp64")  # the vendor computes the matrix products
 BF16_MIXED, FP16_MIXED = Dtypes("bf16", "fp32"), Dtypes("fp16", "fp32")
 DTYPES = (BF16, FP16, TF32, FP32, BF16_MIXED, FP16_MIXED)
 
@@ -59,14 +59,14 @@ class Build:
     mode: str
     tile: Tile | None  # None for kernels without a matrix product
     sizes: Values
-    constants: Values  # a pointer that is None is one too
+    constants: Values  # including pointers that are None
     plain: "Build | None" = None  # the same kernel without the normalization
-    pointers: Values = ()  # what they point to, where their names do not say it
-    aligned: bool = True  # sizes and layout are such that rows can be read 16 bytes at a time
+    pointers: Values = ()  # element types that do not follow from the names
+    aligned: bool = True  # sizes and layout allow 16-byte loads of rows
 
     @property
     def registers(self) -> int | None:
-        """The most a thread may have, where the launch says it."""
+        """The register limit of a thread, if the launch sets one."""
         return None if self.target.startswith("gfx") else MOST_REGISTERS
 
     @property
@@ -214,11 +214,11 @@ PLAIN: dict[str, dict[str, Constant]] = {
     "weight_gradient": {"dots": None, "mask_near": None, "mask_far": None, "sums": None},
 }  # fmt: skip
 _FEW_ROWS: dict[str, Constant] = {"y": None}
-_POINTER = "a pointer"  # takes a constant None of PLAIN back
+_POINTER = "a pointer"  # replaces a constant None of PLAIN
 
 
 def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
-    """Where g/n enters is the launches' choice for a norm per output. Modes without a twin are variations."""
+    """The modes for a norm per output, with g/n where the launches apply it. Variants have no plain twin."""
     if kernel == "linear_forward":
         return _forward_modes(target, dtypes, tile)
     if kernel == "linear_input_gradient":
@@ -260,7 +260,7 @@ def _forward_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
 
 
 def _input_gradient_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
-    """In registers where that hides, else on a dy scaled before (the plain loop) or, in float16, guarded."""
+    """g/n in registers if that is hidden, else a dy scaled before (the plain loop) or, in float16, guarded."""
     narrow = dtypes.activations == "fp16"
     modes = []
     if gain_hides(target, tile, str(dtypes)):  # the weight gradient's kernels have left g/n where g is read
@@ -302,7 +302,7 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
 
 
 def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
-    """As the launches in run_linear and run_conv map a tile on what each kernel calls M, N and K."""
+    """Map a tile to each kernel's M, N and K, as the launches in run_linear and run_conv do."""
     m, n, k = tile.m, tile.n, tile.k
     if kernel in ("linear_weight_gradient", "weight_gradient"):
         m, n, k = tile.k, tile.m, tile.n

@@ -1,4 +1,4 @@
-"""Compiles builds for their targets, without a GPU, in worker processes; what was found is kept on disk."""
+"""Compiles builds for their targets, without a GPU, in worker processes, and caches the results on disk."""
 
 import contextlib
 import functools
@@ -25,11 +25,11 @@ _WEIGHT_POINTERS = {"v", "w", "g", "bias", "dw", "dv", "dg"}
 
 
 def compile_all(builds: Sequence[Build], progress: Progress = lambda done, count, name: None) -> dict[Build, Facts]:
-    """Facts of every build, from the cache where it has them."""
+    """Facts of every build, from the cache if possible."""
     found = {build: facts for build in builds if (facts := _cached(build)) is not None}
     missing = [build for build in builds if build not in found]
     progress(len(found), len(builds), "from the cache")
-    alike: dict[Path, list[Build]] = {}  # a mode may be the plain kernel on another operand
+    alike: dict[Path, list[Build]] = {}  # two modes may be the same kernel on different operands
     for build in missing:
         alike.setdefault(_file(build), []).append(build)
     if missing:
@@ -55,7 +55,7 @@ def _compiled_in_workers(builds: list[Build]) -> Iterator[tuple[Build, Facts]]:
 
 @contextlib.contextmanager
 def _no_interpreter() -> Iterator[None]:
-    """Workers started inside compile, even where this process interprets its kernels."""
+    """A context in which new workers compile, even if this process interprets its kernels."""
     before = os.environ.pop("TRITON_INTERPRET", None)
     try:
         yield
@@ -80,7 +80,7 @@ def compile_build(build: Build) -> Facts:
         if build.registers is not None:
             options["maxnreg"] = build.registers
         binary = triton.compile(source, target, options)
-    except Exception as error:  # triton raises many kinds, some of which do not survive the way back
+    except Exception as error:  # triton raises many types, and some cannot be pickled
         raise RuntimeError(f"{build} does not compile: {type(error).__name__}: {error}") from None
     return (amdgcn if amd else sass).facts(binary)
 
@@ -131,7 +131,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _version(module: str) -> str:
-    """Changes with triton, with the kernel's file and those it imports, and with what is read from its code."""
+    """A version that changes with triton, with the kernel's file and its imports, and with the audit's parsers."""
     folder = Path(__file__).parent
     readers = [folder / f"{name}.py" for name in ("compiled", "facts", "loops", "sass", "amdgcn")]
     digest = hashlib.sha256(metadata.version("triton").encode())
@@ -141,7 +141,7 @@ def _version(module: str) -> str:
 
 
 def _imported(module: str) -> set[str]:
-    """The kernel files that this one is made of, itself among them."""
+    """The kernel modules that this one imports, directly or indirectly, and itself."""
     source = (Path(__file__).parent.parent / f"{module}.py").read_text()
     return {module}.union(
         *(_imported(name) for name in re.findall(r"from wnfused\.kernels\.triton\.(\w+) import", source))
@@ -149,7 +149,7 @@ def _imported(module: str) -> set[str]:
 
 
 def _file(build: Build) -> Path:
-    same = replace(build, plain=None, mode="")  # a mode's name changes nothing
+    same = replace(build, plain=None, mode="")  # the name of a mode does not affect the code
     name = hashlib.sha256(f"{_version(build.module)} {same!r} {build.registers}".encode()).hexdigest()
     return cache_folder() / f"{name}.json"
 
@@ -162,6 +162,6 @@ def _cached(build: Build) -> Facts | None:
 
 
 def _keep(build: Build, facts: Facts) -> None:
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+    with contextlib.suppress(OSError):  # without a cache it only takes longer
         cache_folder().mkdir(parents=True, exist_ok=True)
         write_atomically(_file(build), json.dumps(asdict(facts)).encode())

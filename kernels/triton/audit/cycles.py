@@ -1,7 +1,8 @@
-"""A model of the main loop: cycles of one turn of one program on each unit of a processor, the largest counts.
+"""A model of the main loop: the cycles that one iteration of one program takes on each unit of a processor.
 
-A plain count of instructions misleads where they hide under the matrix products. The model knows throughputs
-(processors.py), no latencies: it says what the loop cannot be faster than once enough warps are there to fill it.
+The busiest unit counts. A plain count of instructions is misleading if they are hidden by the matrix products. The
+model includes throughputs (processors.py) but no latencies: it is a lower bound, reached if enough warps fill the
+units.
 """
 
 import re
@@ -49,7 +50,7 @@ def loop_cycles(loop: dict[str, int], build: Build) -> Cycles:
 
 
 def _cost(opcode: str, build: Build, p: Processor) -> tuple[str | None, float]:
-    """The unit an instruction of one warp keeps busy, and for how many of the processor's cycles."""
+    """The unit that one warp's instruction occupies, and for how many cycles of the processor."""
     if re.match(MMA, opcode):
         return "tensor", _tensor_cycles(opcode, build, p)
     if re.match(_LOAD_STORE, opcode):
@@ -72,7 +73,7 @@ def _is_slow(opcode: str) -> bool:
 
 def _tensor_cycles(opcode: str, build: Build, p: Processor) -> float:
     narrow = build.dtypes.element == 2
-    if opcode.startswith("UTC"):  # issued once per program; the shape is in a descriptor, and is the tile's
+    if opcode.startswith("UTC"):  # issued once per program; the shape, in a descriptor, is that of the tile
         assert build.tile is not None
         products = max(build.tile.m, 128) * build.tile.n * (16 if narrow else 8)
         return products / (p.tensor if narrow else p.tensor // 2) / build.warps
@@ -83,7 +84,7 @@ def _tensor_cycles(opcode: str, build: Build, p: Processor) -> float:
         k = int(re.findall(r"HMMA\.168(\d+)", opcode)[0])
         return 16 * 8 * k / (p.mma_sync if "TF32" not in opcode else p.mma_sync // 2)
     m, n, k = map(int, re.findall(r"(\d+)x(\d+)x(\d+)", opcode)[0])
-    rate = {"xf32": 2, "f32": 4}.get(opcode.rsplit("_", 1)[1], 1)  # of the 16-bit rate, this part
+    rate = {"xf32": 2, "f32": 4}.get(opcode.rsplit("_", 1)[1], 1)  # the 16-bit rate divided by this
     return m * n * k / (p.tensor // rate)
 
 

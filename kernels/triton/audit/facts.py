@@ -1,4 +1,4 @@
-"""What the audit keeps of one compiled kernel."""
+"""The facts that the audit records about one compiled kernel."""
 
 import re
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ class Facts:
     spill_bytes: int  # in memory
     shared_bytes: int
     tensor_memory: int  # columns, on sm_100
-    loop: dict[str, int] | None  # opcodes of the main loop, with their modifiers, and how often each stands in it
-    scalars_in_lanes: int = 0  # AMD's scalar registers without room, which wait in lanes of vector registers
+    loop: dict[str, int] | None  # opcodes of the main loop, with modifiers, and their counts
+    scalars_in_lanes: int = 0  # AMD's scalar registers spilled to lanes of vector registers
 
     @property
     def loop_instructions(self) -> int | None:
@@ -63,7 +63,7 @@ def load_width(opcode: str) -> int | None:
 
 
 def weight(opcode: str) -> int:
-    """For finding the main loop: matrix products decide; where there are none, float32 products and bytes loaded."""
+    """The weight of an opcode in finding the main loop: matrix products first, then float32 products and loads."""
     if re.match(MMA, opcode):
         return 1000
     return int(opcode.startswith("FFMA")) + (load_width(opcode) or 0)

@@ -1,4 +1,4 @@
-"""Which kernels a layer launches and what each reads and writes: the launch code, run on tensors without data."""
+"""The kernels that a layer launches and their reads and writes, from the launch code run on tensors without data."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from wnfused.kernels.triton.rules import Plan, Problem, Target, plan_by_rule
 
 
 class Access(NamedTuple):
-    tensor: int  # which memory: equal for a tensor and what overwrites it
+    tensor: int  # identifies the memory: equal for tensors that share it
     bytes: int
 
 
@@ -36,7 +36,7 @@ class Launch(NamedTuple):
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     products: int = 0  # multiply-adds on the tensor cores
-    streamed: tuple[int, ...] = ()  # tensors whose stores ask the cache not to keep them
+    streamed: tuple[int, ...] = ()  # tensors stored with the hint to evict them first
 
 
 class Layer(NamedTuple):
@@ -87,7 +87,7 @@ _READ_BY = {
 }
 _STREAMED = {"finish_weight": "dv", "few_rows_weight_gradient": "dv", "linear_weight_gradient": "dw"}
 _MODULES = (affine, conv, depthwise, few_rows, finish, linear, linear_backward, prepare, rows)
-_UNTOUCHED = {"finish_linear": {"v"}}  # read again only where a norm is out of float32's range
+_UNTOUCHED = {"finish_linear": {"v"}}  # read again only if a norm leaves float32's range
 
 
 def forward(layer: Layer, target: str, dtype: torch.dtype, mode: str) -> list[Launch]:
@@ -123,10 +123,10 @@ def backward(layer: Layer, target: str, dtype: torch.dtype, one_pass: bool = Fal
 
 @contextlib.contextmanager
 def recorded(layer: Layer) -> Iterator[list[Launch]]:
-    """Kernels launched inside are written down instead of run."""
+    """A context that records kernel launches instead of running them."""
     found: list[Launch] = []
     originals = [(m, n, k) for m in _MODULES for n, k in vars(m).items() if hasattr(k, "arg_names")]
-    alive: list[Any] = []  # a freed tensor's memory must not lend its name to another
+    alive: list[Any] = []  # keeps tensors alive, so that addresses are not reused
     for module, name, kernel in originals:
         setattr(module, name, _Recorder(kernel.arg_names, kernel.fn.__name__, layer, found, alive))
     try:

@@ -1,4 +1,4 @@
-"""Loops of a disassembled kernel, from its control flow: a jump back, and all that leads from its target to it."""
+"""Natural loops of a disassembled kernel: a backward jump, and all code between its target and the jump."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,13 +27,13 @@ def natural_loops(listing: Listing) -> list[list[int]]:
 
 
 def main_loop(listing: Listing, weight: Callable[[str], int]) -> list[str] | None:
-    """Opcodes of the loop whose instructions weigh most, of equal ones the shortest; None where there is no loop.
+    """Opcodes of the loop with the largest total weight, the shortest if several are equal; None if there is no loop.
 
-    Weights below a thousand decide only where there are none above: a loop with as many matrix products as another is
-    not the main one for its loads.
+    Weights below a thousand count only if there are none above: of two loops with equally many matrix products, the
+    one with more loads is not the main loop for that reason.
     """
     loops = [[listing.instructions[i].opcode for i in loop] for loop in natural_loops(listing)]
-    loops = [loop for loop in loops if len(loop) > 4]  # shorter ones wait: a barrier's spin, the trap at the end
+    loops = [loop for loop in loops if len(loop) > 4]  # shorter ones only wait (barriers, the trap at the end)
 
     def rank(loop: list[str]) -> tuple[int, int]:
         total = sum(map(weight, loop))
@@ -79,7 +79,7 @@ def _back_edges(edges: dict[int, list[int]]) -> list[tuple[int, int]]:
 
 
 def _body(edges: dict[int, list[int]], header: int, tail: int) -> set[int]:
-    """What reaches tail without passing the header, and the header."""
+    """The blocks from which tail is reached without passing the header, and the header."""
     before: dict[int, list[int]] = {}
     for block, following in edges.items():
         for other in following:

@@ -48,7 +48,7 @@ class Processor:
 
     @property
     def dram_bytes_per_cycle(self) -> float:
-        """A processor's even share."""
+        """One processor's share of the DRAM bandwidth."""
         return self.bandwidth / self.count / self.clock
 
 
@@ -86,7 +86,7 @@ PROCESSORS = {
 
 
 def programs_per_processor(p: Processor, registers: int, shared: int, warps: int, tensor_memory: int = 0) -> int:
-    """How many programs of this size one processor holds at a time; 0 if not one fits."""
+    """How many programs of this size fit on one processor at a time; 0 if none does."""
     rounded = -(-max(registers, 1) // p.register_unit) * p.register_unit
     limits = [
         p.registers // rounded // warps if registers <= p.max_registers else 0,

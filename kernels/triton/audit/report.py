@@ -4,9 +4,9 @@ import json
 
 from wnfused.kernels.triton.audit import roofline
 from wnfused.kernels.triton.audit.builds import KERNELS, TARGETS
+from wnfused.kernels.triton.audit.entries import Entry
 from wnfused.kernels.triton.audit.processors import PROCESSORS
 from wnfused.kernels.triton.audit.requirements import Check, checks, layer_checks
-from wnfused.kernels.triton.audit.rows import Row
 
 _COLUMNS = (
     "target", "dtype", "config", "regs", "spill", "shared", "occ.", "MMA", "async", "load", "SHFL", "loop", "plain",
@@ -45,35 +45,35 @@ where no plain kernel does the same work.
 """
 
 
-def everything(rows: list[Row]) -> list[Check]:
-    """All checks: of the kernels in ``rows``, and of whole layers if every kernel was audited."""
-    targets = tuple(dict.fromkeys(row.build.target for row in rows))
-    whole = {row.build.kernel for row in rows} == set(KERNELS)
-    return [*checks(rows), *(layer_checks(targets) if whole else [])]
+def everything(entries: list[Entry]) -> list[Check]:
+    """All checks: of the kernels in ``entries``, and of whole layers if every kernel was audited."""
+    targets = tuple(dict.fromkeys(entry.build.target for entry in entries))
+    whole = {entry.build.kernel for entry in entries} == set(KERNELS)
+    return [*checks(entries), *(layer_checks(targets) if whole else [])]
 
 
-def as_json(rows: list[Row]) -> str:
-    return json.dumps([row.as_json() for row in rows], indent=1, ensure_ascii=False)
+def as_json(entries: list[Entry]) -> str:
+    return json.dumps([entry.as_json() for entry in entries], indent=1, ensure_ascii=False)
 
 
-def terminal(rows: list[Row]) -> str:
+def terminal(entries: list[Entry]) -> str:
     lines = []
-    for kernel in dict.fromkeys(row.build.kernel for row in rows):
-        table = [_COLUMNS, *(_cells(row) for row in rows if row.build.kernel == kernel)]
+    for kernel in dict.fromkeys(entry.build.kernel for entry in entries):
+        table = [_COLUMNS, *(_cells(entry) for entry in entries if entry.build.kernel == kernel)]
         lines += ["", kernel, *_aligned(table)]
-    targets = tuple(dict.fromkeys(row.build.target for row in rows))
+    targets = tuple(dict.fromkeys(entry.build.target for entry in entries))
     lines += ["", "roofline of layers in bf16 (a model, not a measurement)", *_aligned(_roofline(targets))]
-    lines += ["", *_aligned([("", "what", "must be", "found"), *map(_verdict, everything(rows))])]
+    lines += ["", *_aligned([("", "what", "must be", "found"), *map(_verdict, everything(entries))])]
     return "\n".join(lines[1:])
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(entries: list[Entry]) -> str:
     """docs/audit.md: requirements, violations, the worst case per kernel and target, the roofline in brief."""
-    targets = tuple(dict.fromkeys(row.build.target for row in rows)) or TARGETS
-    found = everything(rows)
+    targets = tuple(dict.fromkeys(entry.build.target for entry in entries)) or TARGETS
+    found = everything(entries)
     parts = [
         _HEAD,
-        f"{len(rows)} builds.\n",
+        f"{len(entries)} builds.\n",
         "## Requirements\n",
         *_bars([("", "what", "must be", "found"), *map(_verdict, found)]),
     ]
@@ -81,22 +81,22 @@ def markdown(rows: list[Row]) -> str:
         if not check.ok:
             rest = f" and {len(check.broken) - 5} more" if len(check.broken) > 5 else ""
             parts.append(f"\nViolated: {check.what}: {'; '.join(check.broken[:5])}{rest}.")
-    parts += [_NOTES.rstrip(), _WORST, *_bars(_worst_cases(rows))]
+    parts += [_NOTES.rstrip(), _WORST, *_bars(_worst_cases(entries))]
     parts += ["", "## Roofline of layers in bf16: a model, not a measurement\n", _roofline_head(targets), ""]
     return "\n".join([*parts, *_bars(_relative_roofline(targets)), ""])
 
 
-def _worst_cases(rows: list[Row]) -> list[tuple[str, ...]]:
+def _worst_cases(entries: list[Entry]) -> list[tuple[str, ...]]:
     """One line per kernel and target; of equal builds the first by name is shown."""
     table: list[tuple[str, ...]] = [("kernel", "target", "registers", "in", "spilled bytes", "cycles × plain", "in")]
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.build.mode != "plain":
-            groups.setdefault((row.build.kernel, row.build.target), []).append(row)
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        if entry.build.mode != "plain":
+            groups.setdefault((entry.build.kernel, entry.build.target), []).append(entry)
     for (kernel, target), group in sorted(groups.items(), key=lambda item: _position(*item[0])):
-        registers, where = _largest([(row.facts.registers, _variant(row)) for row in group])
-        spilled = max(row.facts.spill_bytes for row in group)
-        ratios = [(round(ratio, 2), _variant(row)) for row in group if (ratio := row.cycle_ratio) is not None]
+        registers, where = _largest([(entry.facts.registers, _variant(entry)) for entry in group])
+        spilled = max(entry.facts.spill_bytes for entry in group)
+        ratios = [(round(ratio, 2), _variant(entry)) for entry in group if (ratio := entry.cycle_ratio) is not None]
         slowest = _largest(ratios) if ratios else None
         cycles = (f"{slowest[0]:.2f}", slowest[1]) if slowest else ("", "")
         table.append((f"`{kernel}`", target, f"{registers:g}", where, str(spilled), *cycles))
@@ -107,8 +107,8 @@ def _position(kernel: str, target: str) -> tuple[int, int]:
     return list(KERNELS).index(kernel), TARGETS.index(target)
 
 
-def _variant(row: Row) -> str:
-    return f"{row.build.dtypes} {row.build.mode}"
+def _variant(entry: Entry) -> str:
+    return f"{entry.build.dtypes} {entry.build.mode}"
 
 
 def _largest(values: list[tuple[float, str]]) -> tuple[float, str]:
@@ -119,23 +119,23 @@ def _span(values: list[int]) -> str:
     return str(values[0]) if min(values) == max(values) else f"{min(values)}–{max(values)}"
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    f, cycles, ratio = row.facts, row.cycles, row.cycle_ratio
-    amd = row.build.target.startswith("gfx")
+def _cells(entry: Entry) -> tuple[str, ...]:
+    f, cycles, ratio = entry.facts, entry.cycles, entry.cycle_ratio
+    amd = entry.build.target.startswith("gfx")
     return (
-        row.build.target,
-        str(row.build.dtypes),
-        row.build.config,
+        entry.build.target,
+        str(entry.build.dtypes),
+        entry.build.config,
         str(f.registers),
         str(f.spill_bytes),
         str(f.shared_bytes),
-        f"{row.occupancy:.0%}",
+        f"{entry.occupancy:.0%}",
         str(f.mma) if f.mma else "",
         "none in hw" if amd else str(f.async_copies or ""),
         "/".join(map(str, f.load_widths)),
         str(f.shuffles or ""),
         str(f.loop_instructions or ""),
-        str((row.plain and row.plain.loop_instructions) or ""),
+        str((entry.plain and entry.plain.loop_instructions) or ""),
         f"{cycles.total:.0f} {cycles.bound}" if cycles else "",
         f"{ratio:.2f}" if ratio else "",
     )
@@ -168,7 +168,7 @@ def _roofline(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
                 costs = [roofline.cost(layer, target, direction, variant) for target in targets]
                 times = (f"{c.dram / 1e6:.1f} MB {c.microseconds:.1f} µs" for c in costs)
                 launches = _span([c.launches for c in costs])
-                table.append((str(layer), direction, variant, launches, f"{costs[0].asked / 1e6:.1f}", *times))
+                table.append((str(layer), direction, variant, launches, f"{costs[0].uncached / 1e6:.1f}", *times))
     return table
 
 

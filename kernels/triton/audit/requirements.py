@@ -1,12 +1,12 @@
-"""The requirements of the audit, as checks on its rows and on the bytes and launches of the roofline model."""
+"""The requirements of the audit, as checks on its entries and on the bytes and launches of the roofline model."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from wnfused.kernels.triton.audit import roofline
 from wnfused.kernels.triton.audit.builds import MATMUL_KERNELS
+from wnfused.kernels.triton.audit.entries import Entry
 from wnfused.kernels.triton.audit.processors import PROCESSORS
-from wnfused.kernels.triton.audit.rows import Row
 
 INSTRUCTIONS = 2  # the compiler may order the same code differently
 SINGLE_PASS_LIMIT = {"sm_80": 1.05, "sm_90": 1.30}
@@ -30,9 +30,9 @@ class Finding(NamedTuple):
     note: str = ""
 
 
-def checks(rows: list[Row]) -> list[Check]:
-    """The checks that apply to at least one of the rows."""
-    tests: list[tuple[str, str, Callable[[Row], Finding | None]]] = [
+def checks(entries: list[Entry]) -> list[Check]:
+    """The checks that apply to at least one of the entries."""
+    tests: list[tuple[str, str, Callable[[Entry], Finding | None]]] = [
         ("spilled bytes", "0", _spills),
         (
             "gfx942: scalar registers spilled to lanes of a vector register (64 lanes, no memory traffic)",
@@ -83,7 +83,7 @@ def checks(rows: list[Row]) -> list[Check]:
             _gain,
         ),
     ]
-    found = [_check(what, limit, [f for row in rows if (f := test(row))]) for what, limit, test in tests]
+    found = [_check(what, limit, [f for entry in entries if (f := test(entry))]) for what, limit, test in tests]
     return [check for check in found if check is not None]
 
 
@@ -117,85 +117,85 @@ def _check(what: str, limit: str, findings: list[Finding]) -> Check | None:
     return Check(what, limit, found, not broken, tuple(f"{f.where}: {f.value:.4g}" for f in broken))
 
 
-def _spills(row: Row) -> Finding:
-    return Finding(row.name, row.facts.spill_bytes, row.facts.spill_bytes == 0)
+def _spills(entry: Entry) -> Finding:
+    return Finding(entry.name, entry.facts.spill_bytes, entry.facts.spill_bytes == 0)
 
 
-def _lanes(row: Row) -> Finding | None:
-    if not row.build.target.startswith("gfx"):
+def _lanes(entry: Entry) -> Finding | None:
+    if not entry.build.target.startswith("gfx"):
         return None
-    return Finding(row.name, row.facts.scalars_in_lanes, row.facts.scalars_in_lanes <= 64)
+    return Finding(entry.name, entry.facts.scalars_in_lanes, entry.facts.scalars_in_lanes <= 64)
 
 
-def _fits(row: Row) -> Finding:
-    return Finding(row.name, row.programs, row.programs >= 1)
+def _fits(entry: Entry) -> Finding:
+    return Finding(entry.name, entry.programs, entry.programs >= 1)
 
 
-def _is_16_bit_matmul(row: Row) -> bool:
-    return row.build.kernel in MATMUL_KERNELS and row.build.dtypes.element == 2
+def _is_16_bit_matmul(entry: Entry) -> bool:
+    return entry.build.kernel in MATMUL_KERNELS and entry.build.dtypes.element == 2
 
 
-def _mma(row: Row) -> Finding | None:
-    return Finding(row.name, row.facts.mma, row.facts.mma > 0) if _is_16_bit_matmul(row) else None
+def _mma(entry: Entry) -> Finding | None:
+    return Finding(entry.name, entry.facts.mma, entry.facts.mma > 0) if _is_16_bit_matmul(entry) else None
 
 
-def _copies(row: Row) -> Finding | None:
+def _copies(entry: Entry) -> Finding | None:
     """Gains and norms are 4-byte loads; a 1- or 2-byte load reads single elements of a tile."""
-    if not _is_16_bit_matmul(row) or not row.build.aligned:
+    if not _is_16_bit_matmul(entry) or not entry.build.aligned:
         return None
-    f = row.facts
-    wide = f.loads_of(16) if row.build.target.startswith("gfx") else f.in_loop(r"LDGSTS.*\.128|UTMALDG|UBLKCP")
-    return Finding(row.name, wide, wide > 0 and min(f.load_widths, default=16) >= 4)
+    f = entry.facts
+    wide = f.loads_of(16) if entry.build.target.startswith("gfx") else f.in_loop(r"LDGSTS.*\.128|UTMALDG|UBLKCP")
+    return Finding(entry.name, wide, wide > 0 and min(f.load_widths, default=16) >= 4)
 
 
-def _same(kernel: str, copies: bool = True) -> Callable[[Row], Finding | None]:
+def _same(kernel: str, copies: bool = True) -> Callable[[Entry], Finding | None]:
     """The register allocator decides on copies between registers: their number depends on the code around the loop,
     above all where sm_100 pairs float32 operands for packed multiply-adds. With ``copies`` only MMA loops count."""
 
-    def test(row: Row) -> Finding | None:
+    def test(entry: Entry) -> Finding | None:
         # Where the gain cannot be applied to the output (fp16 activations, fp32 weights) the loop has to multiply.
-        late = dict(row.build.constants).get("GAIN") == "output"
-        if row.build.kernel != kernel or row.build.mode != "norms first" or not late:
+        late = dict(entry.build.constants).get("GAIN") == "output"
+        if entry.build.kernel != kernel or entry.build.mode != "norms first" or not late:
             return None
-        if row.plain is None or row.instruction_difference is None or (copies and not row.facts.mma):
+        if entry.plain is None or entry.instruction_difference is None or (copies and not entry.facts.mma):
             return None
-        difference = row.instruction_difference
+        difference = entry.instruction_difference
         if not copies:
-            difference -= row.facts.in_loop(COPY) - row.plain.in_loop(COPY)
-        return Finding(row.name, difference, abs(difference) <= INSTRUCTIONS)
+            difference -= entry.facts.in_loop(COPY) - entry.plain.in_loop(COPY)
+        return Finding(entry.name, difference, abs(difference) <= INSTRUCTIONS)
 
     return test
 
 
-def _is_single_pass(row: Row) -> bool:
-    return row.build.kernel == "linear_forward" and row.build.mode == "single pass"
+def _is_single_pass(entry: Entry) -> bool:
+    return entry.build.kernel == "linear_forward" and entry.build.mode == "single pass"
 
 
-def _shuffles(row: Row) -> Finding | None:
-    return Finding(row.name, row.facts.shuffles, row.facts.shuffles == 0) if _is_single_pass(row) else None
+def _shuffles(entry: Entry) -> Finding | None:
+    return Finding(entry.name, entry.facts.shuffles, entry.facts.shuffles == 0) if _is_single_pass(entry) else None
 
 
-def _single_pass(row: Row) -> Finding | None:
-    limit, tile = SINGLE_PASS_LIMIT.get(row.build.target), row.build.tile
-    if not _is_single_pass(row) or limit is None or tile is None or tile.m < 64 or row.cycle_ratio is None:
+def _single_pass(entry: Entry) -> Finding | None:
+    limit, tile = SINGLE_PASS_LIMIT.get(entry.build.target), entry.build.tile
+    if not _is_single_pass(entry) or limit is None or tile is None or tile.m < 64 or entry.cycle_ratio is None:
         return None
-    return Finding(row.name, row.cycle_ratio, row.cycle_ratio <= limit)
+    return Finding(entry.name, entry.cycle_ratio, entry.cycle_ratio <= limit)
 
 
-def _under_dram(row: Row) -> Finding | None:
+def _under_dram(entry: Entry) -> Finding | None:
     """x is small and read from the L2 cache; v is read from DRAM, at one processor's share of the bandwidth."""
-    tile = row.build.tile
-    if not _is_single_pass(row) or tile is None or tile.m > 32 or row.cycles is None:
+    tile = entry.build.tile
+    if not _is_single_pass(entry) or tile is None or tile.m > 32 or entry.cycles is None:
         return None
-    element = 4 if row.build.dtypes.weights == "fp32" else 2
-    dram = tile.n * tile.k * element / PROCESSORS[row.build.target].dram_bytes_per_cycle
-    return Finding(row.name, row.cycles.total / dram, row.cycles.total <= dram)
+    element = 4 if entry.build.dtypes.weights == "fp32" else 2
+    dram = tile.n * tile.k * element / PROCESSORS[entry.build.target].dram_bytes_per_cycle
+    return Finding(entry.name, entry.cycles.total / dram, entry.cycles.total <= dram)
 
 
-def _gain(row: Row) -> Finding | None:
-    if row.build.kernel != "linear_input_gradient" or row.cycle_ratio is None:
+def _gain(entry: Entry) -> Finding | None:
+    if entry.build.kernel != "linear_input_gradient" or entry.cycle_ratio is None:
         return None
-    return Finding(row.name, row.cycle_ratio, row.cycle_ratio <= GAIN_LIMIT)
+    return Finding(entry.name, entry.cycle_ratio, entry.cycle_ratio <= GAIN_LIMIT)
 
 
 def _launches(targets: tuple[str, ...]) -> Iterator[Finding]:

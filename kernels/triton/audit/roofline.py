@@ -1,9 +1,9 @@
 """DRAM bytes and the shortest time of a layer on each GPU: a model, not a measurement.
 
-Every kernel reads and writes each of its tensors once. What a kernel touched stays in the L2 cache, the latest tensors
-first, as long as whole tensors fit: reading it again is free, and what is overwritten there is written back once.
-A gradient that is stored with the hint to evict it first is not kept.
-A kernel takes the longer of its bytes at peak bandwidth and its products at the peak rate; launch gaps are left out.
+Every kernel reads and writes each of its tensors once. The most recently used tensors stay in the L2 cache as long as
+whole tensors fit: reading them again is free, and a tensor that is overwritten in the cache is written back once. A
+gradient that is stored with the hint to evict it first is not kept. The time of a kernel is the longer of its bytes at
+peak bandwidth and its products at the peak rate; gaps between launches are ignored.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ BACKWARD = ("plain", "torch weight_norm", "two steps", "plain, ReLU and no bias"
 
 class Cost(NamedTuple):
     launches: int
-    asked: int  # bytes, as if there were no cache
+    uncached: int  # bytes, as if there were no cache
     dram: int  # bytes
     microseconds: float
 
@@ -40,8 +40,8 @@ def cost(layer: Layer, target: str, direction: str, variant: str) -> Cost:
     p = PROCESSORS[target]
     loads = dram_bytes(launches, int(p.l2 * 2**20))
     seconds = sum(_seconds(p, launch.products, load) for launch, load in zip(launches, loads, strict=True))
-    asked = sum(a.bytes for launch in launches for a in (*launch.reads, *launch.writes))
-    return Cost(len(launches), asked, sum(loads), seconds * 1e6)
+    uncached = sum(a.bytes for launch in launches for a in (*launch.reads, *launch.writes))
+    return Cost(len(launches), uncached, sum(loads), seconds * 1e6)
 
 
 def variants(layer: Layer, direction: str) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def launches_of(layer: Layer, target: str, direction: str, variant: str) -> list
 
 
 def _theirs(layer: Layer, direction: str, variant: str) -> list[Launch]:
-    """torch's own kernels: one per product, one for the bias, one for a ReLU's mask, one for weight_norm each way."""
+    """torch's own kernels: one per product, one for the bias, one for a ReLU's mask, and one for each weight_norm."""
     pixels = layer.batch * layer.size**2
     sizes = {
         **dict.fromkeys(("x", "dx"), 2 * pixels * layer.inputs),
@@ -91,15 +91,15 @@ def _theirs(layer: Layer, direction: str, variant: str) -> list[Launch]:
 
 
 def dram_bytes(launches: list[Launch], cache: int) -> list[int]:
-    """What each launch moves from and to DRAM, with a cache of whole tensors, the latest kept."""
+    """The bytes each launch moves from and to DRAM, with a cache that keeps the most recently used whole tensors."""
     held: dict[int, int] = {}  # tensor -> bytes, oldest first
     loads = []
     for launch in launches:
-        # What is there when a launch begins is read from there, whichever of its operands comes first.
+        # Tensors that are in the cache when a launch begins are read from it, in any order of the operands.
         load = sum(a.bytes for a in launch.reads if held.get(a.tensor, 0) < a.bytes)
         for access in launch.reads:
             _keep(held, access, cache)
-        # A tensor overwritten while it is still there is paid for once, by its first writer.
+        # A tensor that is overwritten while in the cache counts once, for its first writer.
         load += sum(a.bytes for a in launch.writes if held.get(a.tensor, 0) < a.bytes)
         for access in launch.writes:
             _keep(held, access, 0 if access.tensor in launch.streamed else cache)

@@ -1,6 +1,6 @@
-"""Building the native library: where it goes, once for all who ask, never half done, and what is said when it fails.
+"""Building the native library: its path, a single build for concurrent processes, atomicity, and error messages.
 
-A compiler that is a shell script stands in for the real one, so that a test can hold a build at any point.
+A shell script stands in for the compiler, so that a test can hold a build at any point.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from wnfused.ops.backends import native
 
 PATIENCE = 60.0
 
-# Notes each call, writes half of its output, waits while there is a file "hold", then finishes.
+# Logs each call, writes half of its output, waits while a file "hold" exists, then finishes.
 COMPILER = """#!/bin/sh
 here=$(dirname "$0")
 echo "$$ $*" >> "$here/calls"
@@ -34,7 +34,7 @@ printf ' whole' >> "$out"
 
 
 class Workshop:
-    """A source to build, a cache and a compiler of one's own."""
+    """A source to build, with its own cache and compiler."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -61,8 +61,8 @@ class Workshop:
         return build("tiny", [self.source])
 
     def start(self) -> subprocess.Popen[str]:
-        """The same build in a process of its own."""
-        # a shell that runs its tests in the background makes them, and their children, ignore interrupts
+        """Start the same build in a separate process."""
+        # background jobs of a shell, and their children, ignore interrupts by default
         code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         code += "import sys, pathlib; from wnfused.kernels.cpu.build import build\n"
         code += "print(build('tiny', [pathlib.Path(sys.argv[1])]))"
@@ -75,14 +75,14 @@ class Workshop:
         return (self.folder / f"said-{self.started.index(process)}").read_text()
 
     def rest(self) -> list[str]:
-        """What lies beside the library in its folder of the cache."""
+        """The other files in the library's directory of the cache."""
         return sorted(p.name for p in self.target().parent.iterdir() if p != self.target())
 
 
 def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
@@ -93,18 +93,18 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worksh
     monkeypatch.setenv("CXX", str(shop.compiler))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     yield shop
-    shop.hold.unlink(missing_ok=True)  # lets go of compilers that outlived their process
+    shop.hold.unlink(missing_ok=True)  # releases compilers that outlived their process
     for process in shop.started:
         if process.poll() is None:
             process.kill()
         process.communicate()
 
 
-# --- Where the library goes ------------------------------------------------------------------------------------------
+# --- The path of the library -----------------------------------------------------------------------------------------
 
 
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """torch's own places."""
+    """It is the same as torch's."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "a"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
     assert cache_root() == tmp_path / "a"
@@ -114,7 +114,7 @@ def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_root() == Path.home() / ".cache" / "torch_extensions"
 
 
-def test_path_stays_while_nothing_changes(workshop: Workshop) -> None:
+def test_path_does_not_change_without_a_reason(workshop: Workshop) -> None:
     before = workshop.target()
     assert before.name == "tiny.so"
     assert before.is_relative_to(workshop.folder / "cache")
@@ -149,8 +149,8 @@ def test_path_changes_with(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, 
     assert workshop.target() != before
 
 
-def test_real_sources_are_all_counted() -> None:
-    """The kernels' sources and the operators' registration."""
+def test_the_path_depends_on_all_real_sources() -> None:
+    """They are the sources of the kernels and the registration of the operators."""
     names = {source.name for source in native._SOURCES}
     assert {"linear.cpp", "convolution.cpp", "weight_norm.cpp", "autograd.cpp"} <= names
     assert all(source.is_file() for source in native._SOURCES)
@@ -166,15 +166,15 @@ def test_real_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, capf
     assert ctypes.CDLL(str(library)).answer() == 42
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.startswith("wnfused: building the native CPU kernels, once, in about a minute … done in ")
+    assert err.startswith("wnfused: building the native CPU kernels (once, about a minute) … done in ")
     assert err.endswith(" s\n") and err.count("\n") == 1
     assert workshop.rest() == ["lock"]
-    monkeypatch.setenv("PATH", "")  # no compiler any more: none is needed
+    monkeypatch.setenv("PATH", "")  # no compiler is needed any more
     assert workshop.build() == library
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_native_library_is_there_and_not_built_again(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+def test_the_native_library_is_not_built_again(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     def no_more(*args: object) -> None:
         raise AssertionError("built again")
 
@@ -194,7 +194,7 @@ def test_every_source_is_compiled_and_linked(workshop: Workshop) -> None:
     assert "-shared" in linked and "-ltorch_cpu" in linked
 
 
-def test_two_processes_build_once_and_nothing_half_done_shows(workshop: Workshop) -> None:
+def test_two_processes_build_once_and_no_partial_library_appears(workshop: Workshop) -> None:
     workshop.hold.touch()
     first = workshop.start()
     wait_until(lambda: len(workshop.calls()) == 1)
@@ -210,11 +210,11 @@ def test_two_processes_build_once_and_nothing_half_done_shows(workshop: Workshop
     assert workshop.target().read_text() == "half whole"
     assert workshop.rest() == ["lock"]
     assert workshop.said(first).startswith("wnfused: building ")
-    assert workshop.said(second) == "wnfused: waiting for another process that builds the native CPU kernels …\n"
+    assert workshop.said(second) == "wnfused: waiting for another process to build the native CPU kernels …\n"
 
 
-def test_the_library_appears_whole(workshop: Workshop) -> None:
-    """While the linker writes, what it writes is elsewhere."""
+def test_the_library_appears_atomically(workshop: Workshop) -> None:
+    """The linker writes to another file."""
     link = 'case "$*" in *-shared*) touch "$here/hold";; esac\nwhile [ $# -gt 1 ]'
     workshop.script(COMPILER.replace("while [ $# -gt 1 ]", link))
     process = workshop.start()
@@ -226,8 +226,8 @@ def test_the_library_appears_whole(workshop: Workshop) -> None:
     assert workshop.target().read_text() == "half whole"
 
 
-def test_a_killed_build_blocks_nobody(workshop: Workshop) -> None:
-    """Its lock dies with it, though its compiler lives on, and what it left is cleared away."""
+def test_a_killed_build_does_not_block_others(workshop: Workshop) -> None:
+    """Its lock is released although its compiler is still running, and its temporary files are removed."""
     workshop.hold.touch()
     killed = workshop.start()
     wait_until(lambda: len(workshop.calls()) == 1)
@@ -235,14 +235,14 @@ def test_a_killed_build_blocks_nobody(workshop: Workshop) -> None:
     killed.wait(PATIENCE)
     assert not workshop.target().exists()
     compiler = int(workshop.calls()[0].split()[0])
-    os.kill(compiler, 0)  # still there, and would still hold an inherited lock
+    os.kill(compiler, 0)  # still running, and would still hold an inherited lock
     workshop.script(COMPILER.replace('while [ -e "$here/hold" ]', "while false"))
     assert workshop.build().read_text() == "half whole"
     assert workshop.rest() == ["lock"]
 
 
-def test_an_interrupted_build_leaves_nothing(workshop: Workshop) -> None:
-    """No half library, no folder of objects, no compiler that goes on."""
+def test_an_interrupted_build_leaves_nothing_behind(workshop: Workshop) -> None:
+    """No partial library, no directory of objects, no running compiler."""
     workshop.hold.touch()
     process = workshop.start()
     wait_until(lambda: len(workshop.calls()) == 1)
@@ -306,10 +306,10 @@ def test_no_compiler(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Non
     ids=["error", "no error line", "silent", "killed"],
 )
 def test_failing_compiler(workshop: Workshop, capfd: pytest.CaptureFixture[str], says: str, detail: str) -> None:
-    """One line that names the compiler and its first error; nothing is left but the lock, and the next try builds."""
+    """One line names the compiler and its first error; only the lock is left behind, and the next attempt builds."""
     workshop.script(f"#!/bin/sh\n{says}\n")
     assert failure(workshop) == f"the C++ compiler {workshop.compiler} failed: {detail}"
-    assert capfd.readouterr().err == "wnfused: building the native CPU kernels, once, in about a minute … failed\n"
+    assert capfd.readouterr().err == "wnfused: building the native CPU kernels (once, about a minute) … failed\n"
     assert workshop.rest() == ["lock"]
     workshop.script(COMPILER)
     assert workshop.build().exists()
@@ -334,12 +334,12 @@ def test_message_of_the_real_compiler(workshop: Workshop, monkeypatch: pytest.Mo
 def test_unusable_cache(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     (workshop.folder / "file").write_text("")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(workshop.folder / "file" / "cache"))
-    assert failure(workshop) == f"cache folder {workshop.target().parent} is not usable: Not a directory"
+    assert failure(workshop) == f"cache directory {workshop.target().parent} is not usable: Not a directory"
     assert workshop.calls() == []
 
 
 def test_compiler_that_cannot_be_started(workshop: Workshop) -> None:
-    """Not a program of this machine: the compiler is to blame, not the cache."""
+    """The compiler is not executable on this machine; the message does not blame the cache."""
     workshop.script("not a program\n")
     message = failure(workshop)
     assert str(workshop.compiler) in message
@@ -347,7 +347,7 @@ def test_compiler_that_cannot_be_started(workshop: Workshop) -> None:
 
 
 def test_compiler_with_arguments(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``CXX="ccache g++"`` is common; make and torch's own extensions take it."""
+    """``CXX="ccache g++"`` is common; make and torch's own extensions accept it."""
     monkeypatch.setenv("CXX", f"{workshop.compiler} --fast")
     assert workshop.build().exists()
     assert all(" --fast " in call for call in workshop.calls())

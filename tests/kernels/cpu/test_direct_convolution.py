@@ -1,4 +1,4 @@
-"""The native kernel's own convolutions: every way they copy, cut and share out the work, against float64."""
+"""The direct convolutions of the native backend: every way to copy, split and distribute the work, against float64."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +32,7 @@ CASES = {
     "output wider than the input": ((2, 4, 5, 9), (6, 4, 3, 3), {"padding": (3, 4)}),
     "padding beyond the kernel's reach": ((1, 3, 4, 4), (5, 3, 2, 2), {"padding": 5}),
     "dilated": ((2, 5, 12, 9), (6, 5, 3, 3), {"padding": (2, 4), "dilation": (2, 3)}),
-    "taps that only ever read padding": ((1, 3, 2, 3), (4, 3, 3, 5), {"padding": (4, 8), "dilation": (2, 3)}),
+    "taps that read only padding": ((1, 3, 2, 3), (4, 3, 3, 5), {"padding": (4, 8), "dilation": (2, 3)}),
     "one tap": ((2, 20, 5, 7), (9, 20, 1, 1), {}),
     "one tap, padded": ((2, 6, 5, 7), (9, 6, 1, 1), {"padding": 1}),
     "one row out of several": ((2, 6, 3, 40), (9, 6, 3, 3), {"padding": (0, 1)}),
@@ -67,7 +67,7 @@ def plain(inputs: list[Tensor | None], **arguments: Any) -> Tensor:
 
 
 def torch_calls(inputs: list[Tensor], **arguments: Any) -> set[str]:
-    """Which of torch's own sums are used, forward and backward."""
+    """The matmuls and convolutions of torch that are called, forward and backward."""
     with torch.autograd.profiler.profile() as profile:
         y = WN[inputs[1].ndim - 2](*inputs, **arguments)
         torch.autograd.grad(y.sum(), inputs)
@@ -76,8 +76,8 @@ def torch_calls(inputs: list[Tensor], **arguments: Any) -> set[str]:
 
 
 @each_case
-def test_the_cases_are_what_they_are_for(x: Shape, v: Shape, arguments: dict[str, Any]) -> None:
-    """With a stride only the backward is direct."""
+def test_the_cases_take_the_direct_path(x: Shape, v: Shape, arguments: dict[str, Any]) -> None:
+    """With a stride, only the backward is direct."""
     assert torch_calls(make(x, v), **arguments) == ({"aten::convolution"} if "stride" in arguments else set())
 
 
@@ -113,7 +113,7 @@ def test_values_and_gradients(x: Shape, v: Shape, arguments: dict[str, Any], thr
 def test_any_shape(
     batch: int, channels: int, filters: int, size: Any, kernel: Any, padding: Any, dilation: Any, stride: Any
 ) -> None:
-    # without any output it is a matter of tests/nn/test_bad_input.py
+    # empty outputs are tested in tests/nn/test_bad_input.py
     assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
     arguments = {"padding": padding, "dilation": dilation, "stride": stride}
     inputs = make((batch, channels, *size), (filters, channels, *kernel))
@@ -128,7 +128,7 @@ def test_any_shape(
 
 
 @pytest.mark.parametrize("wanted", ["x", "v", "g", "b", "xb", "vg", "vb"])
-def test_gradients_one_by_one_are_those_of_all(wanted: str) -> None:
+def test_single_gradients_equal_those_computed_together(wanted: str) -> None:
     inputs = make((2, 5, 8, 8), (7, 5, 3, 3))
     every = dict(
         zip("xvgb", gradients(functional.wn_conv2d(*inputs, padding=1), inputs, torch.ones(2, 7, 8, 8)), strict=True)
@@ -141,7 +141,7 @@ def test_gradients_one_by_one_are_those_of_all(wanted: str) -> None:
         torch.testing.assert_close(own, every[name], rtol=1e-5, atol=1e-5)
 
 
-def test_fused_relu_is_a_relu() -> None:
+def test_fused_relu_equals_a_separate_relu() -> None:
     inputs = make((2, 5, 8, 8), (7, 5, 3, 3))
     fused, apart = (
         functional.wn_conv2d(*inputs, padding=1, activation="relu"),
@@ -155,8 +155,8 @@ def test_fused_relu_is_a_relu() -> None:
 
 @pytest.mark.parametrize("width", [8, 16, 11])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
-def test_what_is_not_finite_stays_where_the_kernel_reaches(value: float, width: int) -> None:
-    """Copies run across the ends of rows, and tiles across the ends of images: neither may leak."""
+def test_nonfinite_values_reach_only_the_outputs_that_read_them(value: float, width: int) -> None:
+    """Copies extend beyond the ends of rows, and tiles beyond the ends of images: neither may leak."""
     x, v, g, b = (t.detach() for t in make((2, 3, 8, width), (4, 3, 3, 3)))
     x[0, 1, 4, width - 1] = value
     y = functional.wn_conv2d(x, v, g, b, padding=1)
@@ -165,7 +165,7 @@ def test_what_is_not_finite_stays_where_the_kernel_reaches(value: float, width: 
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
-def test_extreme_norms_take_the_careful_way(scale: float) -> None:
+def test_extreme_norms_take_the_careful_path(scale: float) -> None:
     inputs = make((2, 5, 8, 8), (7, 5, 3, 3))
     scaled = [inputs[0], (inputs[1].detach() * scale).requires_grad_(), *inputs[2:]]
     assert torch_calls(scaled, padding=1) == {"aten::convolution", "aten::convolution_backward"}

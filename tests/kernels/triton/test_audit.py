@@ -1,4 +1,4 @@
-"""The offline audit: a few real compilations, its checks on them and on broken rows, and the models' arithmetic."""
+"""The offline audit: a few real compilations, its checks on them and on broken entries, and its models."""
 
 import ast
 import json
@@ -17,10 +17,10 @@ pytest.importorskip("triton")
 from wnfused import cli
 from wnfused.kernels.triton.audit import builds, cycles, processors, report, requirements, roofline, sass
 from wnfused.kernels.triton.audit.builds import BF16, Build
+from wnfused.kernels.triton.audit.entries import Entry, audit_builds
 from wnfused.kernels.triton.audit.facts import Facts, load_width
 from wnfused.kernels.triton.audit.launches import Access, Launch, Layer
 from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop, natural_loops
-from wnfused.kernels.triton.audit.rows import Row, audit_builds
 
 KERNELS = Path(__file__).parents[3] / "kernels" / "triton"
 
@@ -31,7 +31,7 @@ def shipped(kernel: str, target: str, mode: str, dtypes: builds.Dtypes = BF16) -
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return audit_builds([
@@ -46,104 +46,105 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
         ])  # fmt: skip
 
 
-def test_requirements_hold(rows):
-    found = requirements.checks(rows)
-    assert len(found) == 12  # all but the one on small tiles
+def test_requirements_hold(entries):
+    found = requirements.checks(entries)
+    assert len(found) == 12  # all except the one on small tiles
     assert [check for check in found if not check.ok] == []
 
 
-def test_facts_of_compiled_kernels(rows):
-    opcodes = {row.build.target: row.facts.mma_opcodes[0].split(".")[0] for row in rows}
+def test_facts_of_compiled_kernels(entries):
+    opcodes = {entry.build.target: entry.facts.mma_opcodes[0].split(".")[0] for entry in entries}
     assert opcodes["sm_80"] == "HMMA"
     assert opcodes["sm_90"] == "HGMMA"
     assert opcodes["gfx942"].startswith("v_mfma")
-    for row in rows:
-        assert 16 < row.facts.registers <= 512 and row.facts.shared_bytes > 0
-        assert 0 < row.occupancy <= 1
-        assert row.plain is not None and row.plain.mma == row.facts.mma
-        tile, cycles_ = row.build.tile, row.cycles
+    for entry in entries:
+        assert 16 < entry.facts.registers <= 512 and entry.facts.shared_bytes > 0
+        assert 0 < entry.occupancy <= 1
+        assert entry.plain is not None and entry.plain.mma == entry.facts.mma
+        tile, cycles_ = entry.build.tile, entry.cycles
         assert tile is not None and cycles_ is not None
-        p = processors.PROCESSORS[row.build.target]
-        assert cycles_.tensor == pytest.approx(
-            tile.m * tile.n * tile.k / p.tensor
-        )  # one tile per turn, no more, no less
+        p = processors.PROCESSORS[entry.build.target]
+        assert cycles_.tensor == pytest.approx(tile.m * tile.n * tile.k / p.tensor)  # exactly one tile per iteration
 
 
-def test_json_has_what_it_promises(rows):
+def test_json_has_the_documented_fields(entries):
     promised = (
         "kernel config dtype target registers spill_bytes shared_bytes mma async_copies shuffles_in_loop "
         "loop_instructions plain_loop_instructions"
     )
-    assert set(promised.split()) <= rows[0].as_json().keys()
+    assert set(promised.split()) <= entries[0].as_json().keys()
 
 
-def test_what_was_compiled_is_kept(rows, monkeypatch, tmp_path):
+def test_compiled_results_are_cached(entries, monkeypatch, tmp_path):
     from wnfused.kernels.triton.audit import compiled
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled._keep(rows[0].build, rows[0].facts)
+    compiled._keep(entries[0].build, entries[0].facts)
     monkeypatch.setattr(compiled, "_compiled_in_workers", lambda missing: pytest.fail("compiled again"))
-    assert compiled.compile_all([rows[0].build]) == {rows[0].build: rows[0].facts}
+    assert compiled.compile_all([entries[0].build]) == {entries[0].build: entries[0].facts}
 
 
 PLAIN_LOOP = {"HMMA.16816.F32.BF16": 64, "LDSM.16.M88.4": 16, "LDGSTS.E.BYPASS.128": 8, "IADD3": 20}
 
 
-def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_80", smallest: bool = False) -> Row:
+def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_80", smallest: bool = False) -> Entry:
     every = [b for b in builds.builds((target,), (kernel,)) if b.mode == mode and b.dtypes == BF16]
     build = every[-1 if smallest else 0]
-    return Row(build, Facts(100, 0, 32768, 0, loop), Facts(100, 0, 32768, 0, PLAIN_LOOP))
+    return Entry(build, Facts(100, 0, 32768, 0, loop), Facts(100, 0, 32768, 0, PLAIN_LOOP))
 
 
 @pytest.mark.parametrize(
     ("what", "break_it"),
     [
-        ("spilled bytes", lambda row: replace(row, facts=replace(row.facts, spill_bytes=8))),
+        ("spilled bytes", lambda entry: replace(entry, facts=replace(entry.facts, spill_bytes=8))),
         (
             "scalar registers spilled",
-            lambda row: replace(
-                row, build=replace(row.build, target="gfx942"), facts=replace(row.facts, scalars_in_lanes=65)
+            lambda entry: replace(
+                entry, build=replace(entry.build, target="gfx942"), facts=replace(entry.facts, scalars_in_lanes=65)
             ),
         ),
-        ("programs resident", lambda row: replace(row, facts=replace(row.facts, shared_bytes=1 << 20))),
+        ("programs resident", lambda entry: replace(entry, facts=replace(entry.facts, shared_bytes=1 << 20))),
         (
             "MMA instructions in the main loop",
-            lambda row: replace(row, facts=replace(row.facts, loop={"LDGSTS.E.128": 1})),
+            lambda entry: replace(entry, facts=replace(entry.facts, loop={"LDGSTS.E.128": 1})),
         ),
         (
             "16-byte async copies",
-            lambda row: replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
+            lambda entry: replace(entry, facts=replace(entry.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
         ),
-        ("linear forward, norms first: instructions added to the plain GEMM", lambda row: with_loop(row, IADD3=23)),
-        ("convolution forward", lambda row: replace(fabricated("gather", "norms first", PLAIN_LOOP | {"IADD3": 3}))),
+        ("linear forward, norms first: instructions added to the plain GEMM", lambda entry: with_loop(entry, IADD3=23)),
+        ("convolution forward", lambda entry: replace(fabricated("gather", "norms first", PLAIN_LOOP | {"IADD3": 3}))),
         (
             "shuffles in the loop",
-            lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1}),
+            lambda entry: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1}),
         ),
-        ("M ≥ 64", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 300})),
-        ("M ≤ 32", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 999}, smallest=True)),
-        ("dx with the gain", lambda row: fabricated("linear_input_gradient", "gain", PLAIN_LOOP | {"FMUL": 300})),
+        ("M ≥ 64", lambda entry: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 300})),
+        (
+            "M ≤ 32",
+            lambda entry: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 999}, smallest=True),
+        ),
+        ("dx with the gain", lambda entry: fabricated("linear_input_gradient", "gain", PLAIN_LOOP | {"FMUL": 300})),
     ],
 )
-def test_a_broken_row_is_found(what: str, break_it: Callable[[Row], Row]):
+def test_a_broken_entry_is_found(what: str, break_it: Callable[[Entry], Entry]):
     good = fabricated("linear_forward", "norms first", PLAIN_LOOP)
     assert all(check.ok for check in requirements.checks([good]))
     broken = [check for check in requirements.checks([good, break_it(good)]) if not check.ok]
     assert any(what in check.what and len(check.broken) == 1 for check in broken)
 
 
-def with_loop(row: Row, **counts: int) -> Row:
-    return replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | counts))
+def with_loop(entry: Entry, **counts: int) -> Entry:
+    return replace(entry, facts=replace(entry.facts, loop=PLAIN_LOOP | counts))
 
 
-def test_layers_launch_and_move_no_more_than_they_may():
+def test_layers_stay_within_their_limits_of_launches_and_bytes():
     found = requirements.layer_checks(builds.TARGETS)
     assert len(found) == 4
     assert [check for check in found if not check.ok] == []
 
 
-def test_the_main_loop_is_not_chosen_for_its_loads():
-    """Of two loops with the same products the shorter: the guarded dx has one that also loads scales."""
+def test_the_main_loop_is_not_chosen_by_its_loads():
+    """Of two loops with equally many products the shorter is chosen: the guarded dx has one that also loads scales."""
     weights = {"M": 1000, "L": 1, "I": 0}
     loop = [Instruction(o) for o in "MLIII"]
     first = [*loop, Instruction("I", "a")]
@@ -153,7 +154,7 @@ def test_the_main_loop_is_not_chosen_for_its_loads():
     assert found == [i.opcode for i in first]
 
 
-def test_a_layer_that_launches_or_moves_too_much_is_found(monkeypatch):
+def test_a_layer_beyond_the_limits_is_found(monkeypatch):
     many = [Launch("kernel", (Access(i, 10**9),), ()) for i in range(4)]
     monkeypatch.setattr(roofline, "forward", lambda *args: many)
     monkeypatch.setattr(roofline, "backward", lambda *args: many)
@@ -183,7 +184,7 @@ SNIPPET = """
 
 
 def test_the_main_loop_of_a_listing():
-    """Code that stands behind the end and jumps back belongs to the loop; what lies between does not."""
+    """Code after the exit that jumps back belongs to the loop; the code in between does not."""
     listing = sass.parse(SNIPPET)
     assert len(natural_loops(listing)) == 2  # the trap at the end is never reached
     loop = main_loop(listing, lambda opcode: int(opcode.startswith("HMMA")))
@@ -214,7 +215,7 @@ def test_width_of_loads(opcode, width):
     assert load_width(opcode) == width
 
 
-def test_cycles_by_hand():
+def test_cycles_match_a_hand_computation():
     """Four warps on A100: 64 m16n8k16 take 8 of a quarter's cycles each; 100 FFMA at 64 lanes, 2 each."""
     build = shipped("linear_forward", "sm_80", "plain")
     found = cycles.loop_cycles({"HMMA.16816.F32.BF16": 64, "FFMA": 100, "LDS.128": 10, "UIADD3": 6}, build)
@@ -224,37 +225,37 @@ def test_cycles_by_hand():
     assert (found.total, found.bound) == (512, "tensor")
 
 
-def test_occupancy_by_hand():
+def test_occupancy_matches_a_hand_computation():
     a100 = processors.PROCESSORS["sm_80"]
     assert processors.programs_per_processor(a100, 128, 32 * 1024, 4) == 4  # 16 warps of 128 registers
     assert processors.programs_per_processor(a100, 32, 80 * 1024, 4) == 2  # shared memory
     assert processors.programs_per_processor(a100, 32, 200 * 1024, 4) == 0
 
 
-def test_bytes_by_hand():
-    """Linear 16384,4096,4096 in bf16: weights of W bytes, activations of 4 W; nothing but weights fits in A100's L2."""
+def test_bytes_match_a_hand_computation():
+    """Linear 16384,4096,4096 in bf16: weights of W bytes, activations of 4 W; only weights fit into the A100's L2."""
     layer, W, rows = Layer(16384, 4096, 4096), 2 * 4096 * 4096, 4096
 
     def cost(direction: str, variant: str) -> roofline.Cost:
         return roofline.cost(layer, "sm_80", direction, variant)
 
     assert cost("forward", "plain").dram == 9 * W + 2 * rows
-    assert cost("forward", "norms precomputed").asked == 9 * W + (2 + 2 + 4) * rows  # bias, g, norms
+    assert cost("forward", "norms precomputed").uncached == 9 * W + (2 + 2 + 4) * rows  # bias, g, norms
     assert cost("backward", "plain").dram == 22 * W + 2 * rows  # dy W, dx; dy, x, dW; dy, db
-    assert cost("backward", "torch weight_norm").asked == 25 * W + 10 * rows
+    assert cost("backward", "torch weight_norm").uncached == 25 * W + 10 * rows
     tiles = 4096 // 128
     parts = 16384 // 1024
     # g, norms; dots out and in; g, norms; dg; dy's sums out and in; db
     small = (2 + 4) + 2 * 4 * tiles + (2 + 4) + 2 + 2 * 4 * parts + 4
-    # dy, x, v, dW; dW, v, dv; dy, v, dx: the gain is dx's own, which costs no bytes
-    assert cost("backward", "two steps").asked == pytest.approx(22 * W + small * rows, rel=1e-4)
+    # dy, x, v, dW; dW, v, dv; dy, v, dx: dx applies the gain itself, at no cost in bytes
+    assert cost("backward", "two steps").uncached == pytest.approx(22 * W + small * rows, rel=1e-4)
     # dy, y, scaled dy; scaled dy, x, v, dv; scaled dy, v, dx: v is kept for dx, dv is not
     one_pass = cost("backward", "one pass, ReLU and no bias")
-    assert one_pass.asked == pytest.approx(31 * W, rel=1e-3)
+    assert one_pass.uncached == pytest.approx(31 * W, rel=1e-3)
     assert one_pass.dram == pytest.approx(30 * W, rel=1e-3)
 
 
-def test_what_stays_in_the_cache_is_free():
+def test_cached_tensors_are_free_to_read():
     write, read, other = (
         Launch("a", (), (Access(1, 60),)), Launch("b", (Access(1, 60),), ()), Launch("c", (Access(2, 50),), ()),
     )  # fmt: skip
@@ -276,21 +277,21 @@ def test_every_launched_kernel_is_audited():
 
 
 def test_roots_and_quotients_are_rounded_to_nearest():
-    """NVIDIA's quick ones, tl.sqrt and / of float32 numbers, are not; language.py has those that are."""
-    for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "tile.py"}:
+    """tl.sqrt and / are fast approximations for float32 on NVIDIA GPUs; language.py has exact ones."""
+    for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "indexing.py"}:
         for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
             assert not any(isinstance(node, ast.Div) for node in ast.walk(function)), function.name
             assert "sqrt" not in ast.unparse(function), function.name
 
 
 def test_launches_of_layers_as_on_a_gpu(tmp_path):
-    """Triton's launcher specialises and compiles what the layers' own code gives it; and how many launches it takes."""
+    """Triton's launcher specialises and compiles the layers' launches; their number is as documented."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     script = Path(__file__).parents[2] / "support" / "pretend_gpu.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     cases = json.loads(done.stdout)
-    assert cases["linear, few rows"][0] == ["linear_forward"]  # one pass over x and v finds the norms too
+    assert cases["linear, few rows"][0] == ["linear_forward"]  # one pass over x and v also computes the norms
     for name, (forward, backward) in cases.items():
         if not name.startswith("weight norm"):
             assert len(forward) <= 2, name
@@ -302,18 +303,18 @@ def test_launches_of_layers_as_on_a_gpu(tmp_path):
     [("weight_gradient", "two steps"), ("depthwise_weight_gradient", "as shipped"), ("finish_weight", "from splits")],
 )
 def test_gradients_past_32_bits_compile(kernel, mode, monkeypatch, tmp_path):
-    """Of transposed layers too, whose bias is summed over the far tensor: variables change their width with INDEX64."""
+    """Also for transposed layers, whose bias is summed over the far tensor: INDEX64 changes the width of variables."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     build = shipped(kernel, "sm_80", mode)
     constants = {name: True if name in ("SUM_FAR", "INDEX64") else value for name, value in build.constants}
-    (row,) = audit_builds([replace(build, constants=tuple(constants.items()), plain=None)])
-    assert row.facts.registers <= 255
+    (entry,) = audit_builds([replace(build, constants=tuple(constants.items()), plain=None)])
+    assert entry.facts.registers <= 255
 
 
 def test_float64_rows_compile(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (row,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])
-    assert row.facts.spill_bytes == 0
+    (entry,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])
+    assert entry.facts.spill_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -333,14 +334,14 @@ def test_wrong_arguments(argv, said, capsys, monkeypatch):
     assert re.fullmatch(said, capsys.readouterr().err)
 
 
-def test_it_does_not_audit_the_interpreter(capsys, monkeypatch):
+def test_the_interpreter_cannot_be_audited(capsys, monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert cli.main(["audit"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_command(capsys, monkeypatch, tmp_path):
-    """Exit code, JSON and report, on a fabricated row that spills."""
+def test_the_command_line(capsys, monkeypatch, tmp_path):
+    """Exit code, JSON and report, on a fabricated entry that spills."""
     from wnfused.kernels.triton import audit
 
     bad = fabricated("linear_forward", "norms first", PLAIN_LOOP)
@@ -360,8 +361,8 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     )
 
 
-def synthetic_rows() -> list[Row]:
-    """Every shipped build; registers count up within a kernel and target, a few loops are slower than plain."""
+def synthetic_entries() -> list[Entry]:
+    """Every shipped build, with increasing register counts per kernel and target, and a few slower loops."""
     made, counts = [], {}
     for build in builds.builds(builds.TARGETS, tuple(builds.KERNELS)):
         key = (build.kernel, build.target)
@@ -370,12 +371,12 @@ def synthetic_rows() -> list[Row]:
         matmul = build.kernel in builds.MATMUL_KERNELS and build.target == "sm_80"
         loop = PLAIN_LOOP | ({"LDSM.16.M88.4": 160} if slow else {})
         plain = Facts(1, 0, 1024, 0, PLAIN_LOOP) if build.plain is not None and matmul else None
-        made.append(Row(build, Facts(counts[key], 0, 1024, 0, loop if matmul else None), plain))
+        made.append(Entry(build, Facts(counts[key], 0, 1024, 0, loop if matmul else None), plain))
     return made
 
 
 def test_the_page_shows_the_worst_case_of_every_kernel_and_target():
-    every = synthetic_rows()
+    every = synthetic_entries()
     page = report.markdown(every)
     assert len(page.splitlines()) < 200
     table = [line[1:-1].split("|") for line in page.splitlines() if line.startswith("|`")]
@@ -383,14 +384,14 @@ def test_the_page_shows_the_worst_case_of_every_kernel_and_target():
     assert len(table) == len(builds.KERNELS) * len(builds.TARGETS)
     for kernel, target, registers, where, spilled, *_ in table:
         group = [r for r in every if (f"`{r.build.kernel}`", r.build.target) == (kernel, target)]
-        shipped_ = [row for row in group if row.build.mode != "plain"]
+        shipped_ = [entry for entry in group if entry.build.mode != "plain"]
         assert (int(registers), int(spilled)) == (len(shipped_), 0)
         assert where == f"{shipped_[-1].build.dtypes} {shipped_[-1].build.mode}"
     cycles = {(cells[0], cells[1]): tuple(cells[5:]) for cells in table}
     slowest = max(r.cycle_ratio for r in every if r.build.mode == "single pass" and r.cycle_ratio is not None)
     assert slowest > 2
     assert cycles["`linear_forward`", "sm_80"] == (f"{slowest:.2f}", "fp16 single pass")
-    assert cycles["`gather`", "sm_80"] == ("1.00", "bf16 norms first")  # of equal ones the first by name
+    assert cycles["`gather`", "sm_80"] == ("1.00", "bf16 norms first")  # the first by name among equals
     assert cycles["`gather`", "sm_90"] == ("", "")
 
 
@@ -403,7 +404,7 @@ def test_the_worst_case_shows_spills_and_ignores_plain_kernels():
 
 
 def test_json_keeps_every_build():
-    every = synthetic_rows()
+    every = synthetic_entries()
     stored = json.loads(report.as_json(every))
     assert [(s["kernel"], s["config"], s["dtype"], s["target"]) for s in stored] == [
         (r.build.kernel, r.build.config, str(r.build.dtypes), r.build.target) for r in every
@@ -411,19 +412,21 @@ def test_json_keeps_every_build():
 
 
 def test_the_page_compares_times_with_the_plain_layer():
-    """Linear 8,4096,4096 moves W bytes: torch's weight_norm reads and writes W more each way, wnfused does not."""
+    """Linear 8,4096,4096 moves W bytes. torch's weight_norm reads and writes W once more each, wnfused does not."""
     (line,) = (
-        line for line in report.markdown(synthetic_rows()).splitlines() if line.startswith("|Linear 8,4096,4096|back")
+        line
+        for line in report.markdown(synthetic_entries()).splitlines()
+        if line.startswith("|Linear 8,4096,4096|back")
     )
     assert line == "|Linear 8,4096,4096|backward|" + "|".join(["2.00 → 1.00"] * 4) + "|"
 
 
 def test_the_committed_page_has_the_layout_of_the_report():
     committed = (Path(__file__).parents[3] / "docs" / "audit.md").read_text().splitlines()
-    written = report.markdown(synthetic_rows()).splitlines()
+    written = report.markdown(synthetic_entries()).splitlines()
 
     def layout(page: list[str]) -> list[str]:
-        """Prose, headings and the first two cells of the tables; verdicts and what was found may differ."""
+        """Prose, headings and the first two cells of the tables; verdicts and results may differ."""
         lines = [line for line in page if not line.startswith("Violated")]
         return [
             "|".join(line.split("|")[2 if "|ok|" in line or "|BROKEN|" in line else 1 :][:2]) or line for line in lines

@@ -1,4 +1,4 @@
-"""The forms of a linear layer's backward in Triton: few rows, the gain before or inside dx's loop, float16's guard."""
+"""The backward of linear layers in Triton: few batch rows, the gain before or inside dx's loop, the float16 guard."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def run(
     inputs: list[Tensor], how: tuple[Plan, Plan] | None, relu: bool = False, biased: bool = True,
     mask: list[bool] = ALL, dy: Tensor | None = None,
 ) -> Results:  # fmt: skip
-    """The gradients, after comparing them with those of the formulas in float64."""
+    """Compare the gradients with the formulas in float64, and return them."""
     x, v, g, b = inputs
     y, norms = formulas.linear(x, v, g, b if biased else None, 0, 0.0, relu)
     dy = torch.randn_like(y) if dy is None else dy
@@ -46,7 +46,7 @@ def run(
 @each_dtype
 @pytest.mark.parametrize("relu", [False, True])
 def test_few_rows(relu: bool, dtype: torch.dtype, weights: torch.dtype) -> None:
-    """Neither rows nor columns divide the tile; a row of zeros has no gradient, a gain of 0 has one of its own."""
+    """Rows and columns are not multiples of the tile; a row of zeros has a zero gradient, a gain of 0 does not."""
     inputs = make((5, 150, 45), dtype, weights)
     inputs[1][4] = 0.0
     inputs[2][7] = 0.0
@@ -60,21 +60,21 @@ def test_few_rows(relu: bool, dtype: torch.dtype, weights: torch.dtype) -> None:
 def test_edges_of_few_rows(shape: Shape) -> None:
     how, inputs = plans(torch.float32, "scaled first", "few rows"), make(shape)
     run(inputs, how, relu=True, mask=[True, shape[1] > 1, True, True])
-    if shape[1] == 1:  # a row of one number has no direction to turn in
+    if shape[1] == 1:  # the direction of a single element has no gradient
         x, v, g, _ = inputs
         dy = torch.randn(shape[0], shape[2], device=DEVICE)
         _, dv, *_ = run_linear_backward.backward(dy, x, v, g, v.abs(), None, 0, True, ALL, how)
         assert dv is not None and dv.abs().max() <= 1e-6 * (dy.t() @ x * g / v).abs().max()
 
 
-def test_few_rows_are_the_rule_s_choice_for_small_batches() -> None:
+def test_the_rule_selects_few_rows_for_small_batches() -> None:
     for rows, mode in ((FEW_ROWS, "few rows"), (FEW_ROWS + 1, "two steps")):
         x, v, *_ = make((rows, 64, 64))
         assert run_linear_backward.backward_plans(x, v)[1].mode == mode
 
 
 @pytest.mark.parametrize("mask", [[i == j for i in range(4)] for j in range(4)], ids=["dx", "dv", "dg", "db"])
-def test_few_rows_compute_only_what_is_asked_for(mask: list[bool]) -> None:
+def test_few_rows_compute_only_requested_gradients(mask: list[bool]) -> None:
     run(make((3, 20, 33)), plans(torch.float32, "scaled first", "few rows"), relu=True, mask=mask)
 
 
@@ -98,7 +98,7 @@ def test_strided_and_expanded_gradients(dw: str) -> None:
 
 @each_dtype
 def test_the_gain_before_and_inside_the_loop(dtype: torch.dtype, weights: torch.dtype) -> None:
-    """Every tile; what both round alike is the same bit for bit."""
+    """For every tile; results that both round in the same way are equal bit for bit."""
     for tile in tiles(dtype):
         inputs = make((19, 21, tile.k + 5), dtype, weights)
         dy = torch.randn(19, tile.k + 5, device=DEVICE).to(dtype)
@@ -114,7 +114,7 @@ def test_the_gain_before_and_inside_the_loop(dtype: torch.dtype, weights: torch.
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("spread", [1.0, 1e3])
 def test_float16_is_guarded(spread: float, relu: bool, weights: torch.dtype) -> None:
-    """Gradients times scales would leave float16's range; where the scales lie far apart v's tile is scaled."""
+    """Gradients times scales would leave float16's range; if the scales differ too much, v's tile is scaled."""
     inputs = make((20, 30, 24), torch.float16, weights)
     x, v, g, b = inputs
     small = v * torch.logspace(0, -1, 24, base=spread, device=DEVICE, dtype=torch.float32)[:, None].to(weights) * 0.01
@@ -142,18 +142,18 @@ def test_the_common_factor_of_scales() -> None:
     assert factor_of(0 * ones, ones) == 1.0
     far = torch.linspace(1, 100, 20, device=DEVICE)
     assert factor_of(far, ones) == 0.0
-    assert factor_of(far / 4, far) == 0.5  # zeros and equal scales lie together
+    assert factor_of(far / 4, far) == 0.5  # zeros and equal scales have a common factor
     assert factor_of(ones, torch.where(far > 50, 0.0, 1.0)) == 2.0
     assert factor_of(ones, 1e6 * ones, mixed=True) == 0.0
 
 
 @pytest.mark.parametrize("mask", [ALL, [True, False, False, True]], ids=["all", "dx and db"])
-def test_many_rows_are_passed_over_in_parts(mask: list[bool]) -> None:
+def test_many_batch_rows_are_processed_in_parts(mask: list[bool]) -> None:
     rows = 2 * run_linear_backward.ROWS_PER_PART + 50
     run(make((rows, 8, 40)), plans(torch.float32, "scaled first", "two steps"), relu=True, mask=mask)
 
 
-def test_one_pass_is_for_layers_whose_rows_a_program_can_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_pass_is_limited_to_batches_that_one_program_can_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     original = run_linear_backward._one_pass
     monkeypatch.setattr(run_linear_backward, "_one_pass", lambda *args: (taken.append(1), original(*args))[1])
@@ -164,7 +164,7 @@ def test_one_pass_is_for_layers_whose_rows_a_program_can_walk(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("dx", "dw"), [("vendor", "two steps"), ("scaled first", "vendor"), ("vendor", "vendor")])
-def test_vendor_and_kernels_side_by_side(dx: str, dw: str) -> None:
+def test_vendor_and_kernels_can_be_combined(dx: str, dw: str) -> None:
     """A tuner may find one faster for dx and the other for dW."""
     for mask in (ALL, [True, False, True, False]):
         run(make((20, 30, 24)), plans(torch.float32, dx, dw), relu=True, mask=mask)
@@ -172,7 +172,7 @@ def test_vendor_and_kernels_side_by_side(dx: str, dw: str) -> None:
 
 @each_dtype
 @pytest.mark.parametrize("dw", ["few rows", "two steps"])
-def test_the_same_bits_twice(dw: str, dtype: torch.dtype, weights: torch.dtype) -> None:
+def test_results_are_reproducible(dw: str, dtype: torch.dtype, weights: torch.dtype) -> None:
     inputs = make((7, 50, 20), dtype, weights)
     dy = torch.randn(7, 20, device=DEVICE).to(dtype)
     how = plans(dtype, "scaled first", dw)
@@ -181,7 +181,7 @@ def test_the_same_bits_twice(dw: str, dtype: torch.dtype, weights: torch.dtype) 
 
 
 def test_few_rows_keep_the_digits_of_a_small_dot() -> None:
-    """With float32 weights under bfloat16, v/n goes in two parts: rounded to one, dg would be off by its own size."""
+    """With float32 weights under bfloat16, v/n is split in two parts: rounded, dg would have no correct digit."""
     x, v, g, b = make((4, 256, 8), torch.bfloat16, torch.float32)
     dy = torch.randn(4, 8, device=DEVICE).to(torch.bfloat16)
     dw = (dy.double().t() @ x.double()).float()

@@ -1,4 +1,4 @@
-"""Which plan a problem gets, the tuner and its file, and when the triton backend says no."""
+"""The plan of a problem, the tuner and its file, and the reasons why the triton backend cannot run."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def test_every_plan_is_shipped(family: str, name: str, m: int) -> None:
             assert 1 <= plan.splits <= 32
 
 
-def test_small_batches_take_one_pass_and_large_ones_norms_first() -> None:
+def test_small_batches_use_a_single_pass_and_large_ones_norms_first() -> None:
     small = rules.plan_by_rule(Problem("linear", 16, 4096, 4096, "bf16", single_pass_allowed=True), A100)
     assert (small.mode, small.tile.m) == ("single pass", 16)
     large = rules.plan_by_rule(Problem("linear", 8192, 4096, 4096, "bf16", single_pass_allowed=True), A100)
@@ -44,7 +44,7 @@ def test_small_batches_take_one_pass_and_large_ones_norms_first() -> None:
     assert known.mode == "norms first"
 
 
-def test_a_sum_too_long_for_few_tiles_is_split() -> None:
+def test_a_long_sum_over_few_tiles_is_split() -> None:
     assert rules.plan_by_rule(Problem("linear", 16, 64, 16384, "bf16"), A100).splits > 4
     assert rules.plan_by_rule(Problem("weight_gradient", 64, 64, 2**17, "bf16", 9), A100).splits > 4
     assert rules.plan_by_rule(Problem("linear", 4096, 4096, 16384, "bf16"), A100).splits == 1
@@ -53,7 +53,7 @@ def test_a_sum_too_long_for_few_tiles_is_split() -> None:
 
 @pytest.mark.parametrize("family", TARGETS)
 @pytest.mark.parametrize(("m", "n", "k"), [(8, 4096, 4096), (128, 1024, 1024), (128, 3072, 3072), (4096, 4096, 4096)])
-def test_a_forward_is_split_only_where_most_of_the_machine_would_idle(family: str, m: int, n: int, k: int) -> None:
+def test_a_forward_is_split_only_if_most_of_the_machine_would_be_idle(family: str, m: int, n: int, k: int) -> None:
     target = Target(family, TARGETS[family])
     assert rules.plan_by_rule(Problem("linear", m, n, k, "bf16", single_pass_allowed=True), target).splits == 1
     assert rules.plan_by_rule(Problem("linear", 8, 64, 16384, "bf16", single_pass_allowed=True), target).splits > 4
@@ -68,7 +68,7 @@ def test_where_the_gain_enters_dx() -> None:
     assert rules.plan_by_rule(small, A100).mode == "scaled first"
 
 
-def test_how_dv_is_made() -> None:
+def test_the_mode_of_dv() -> None:
     assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 16, "bf16"), A100).mode == "few rows"
     assert rules.plan_by_rule(Problem("linear_dw", 4096, 4096, 17, "bf16"), A100).mode == "two steps"
 
@@ -86,8 +86,8 @@ def test_contiguous_depthwise_convolutions_go_to_the_vendor() -> None:
     assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
 
 
-def test_rows_that_cannot_be_read_wide_get_small_tiles() -> None:
-    """An odd size, an address or a step that is no multiple of 16: as triton's launcher sees them."""
+def test_unaligned_rows_get_small_tiles() -> None:
+    """An odd size, or an address or stride that is not a multiple of 16, as triton's launcher sees them."""
 
     def tile(x: torch.Tensor, v: torch.Tensor) -> Tile:
         return tune.plan(run_linear.problem_of("linear", 4096, 4096, 4096, x, v), CPU).tile
@@ -100,7 +100,7 @@ def test_rows_that_cannot_be_read_wide_get_small_tiles() -> None:
 
 
 @pytest.mark.parametrize("name", ["contiguous", "images", "both", "three channels"])
-def test_convolutions_that_can_be_read_wide(name: str) -> None:
+def test_aligned_convolutions(name: str) -> None:
     channels = 3 if name == "three channels" else 32
     x, y, v = torch.empty(2, channels, 8, 8), torch.empty(2, 16, 8, 8), torch.empty(16, channels, 3, 3)
     if name != "contiguous":
@@ -114,7 +114,7 @@ def test_convolutions_that_can_be_read_wide(name: str) -> None:
     assert [p.channels_last for p in problems] == [name != "contiguous"] * 3
 
 
-def test_a_ragged_last_batch_meets_the_same_plan() -> None:
+def test_a_ragged_last_batch_gets_the_same_plan() -> None:
     problem = Problem("linear", 2048, 1024, 1024, "bf16")
     plans = {tune.plan(problem._replace(m=m), CPU) for m in (2048, 2047, 1500, 1025)}
     assert len(plans) == 1
@@ -130,8 +130,8 @@ def _flags_as_before() -> object:
 
 
 @pytest.mark.usefixtures("_flags_as_before")
-def test_float32_products_are_as_torch_s_flags_say() -> None:
-    """The older flag, allow_tf32, raises when it is read after one of the newer ones was set."""
+def test_float32_products_follow_torchs_flags() -> None:
+    """Reading the older flag, allow_tf32, raises an error after one of the newer ones was set."""
     x = torch.empty(2, 2)
     torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision = "tf32", "ieee"
     assert (dtypes.linear_dtypes(x, x), dtypes.convolution_dtypes(x, x)) == ("tf32", "fp32")
@@ -159,7 +159,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     tune.forget()
 
 
-def test_the_fastest_plan_is_kept_and_used() -> None:
+def test_the_fastest_plan_is_stored_and_used() -> None:
     rule = rules.plan_by_rule(PROBLEM, A100)
     wanted = Plan("norms first", TILES["sm_80"]["16-bit"][-1], 4)
     assert rule != wanted
@@ -171,7 +171,7 @@ def test_the_fastest_plan_is_kept_and_used() -> None:
     other = PROBLEM._replace(k=2048)
     assert tune.plan(other, CPU) == rules.plan_by_rule(other, A100)
     tune.save({other: rule}, CPU)
-    assert tune.plan(PROBLEM, CPU) == wanted  # what was known stays
+    assert tune.plan(PROBLEM, CPU) == wanted  # earlier results are kept
 
 
 def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
@@ -183,7 +183,7 @@ def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
     assert all(single_pass_pays(plan.tile, "sm_80", "bf16") for plan in plans if plan.mode == "single pass")
 
 
-def test_candidates_that_do_not_fit_are_passed_over() -> None:
+def test_candidates_that_do_not_fit_are_skipped() -> None:
     def seconds(problem: Problem, plan: Plan) -> float:
         if plan.mode != "vendor":
             raise OutOfResources(200_000, 166_000, "shared memory")
@@ -193,7 +193,7 @@ def test_candidates_that_do_not_fit_are_passed_over() -> None:
 
 
 def test_an_error_of_the_device_ends_the_tuning() -> None:
-    """After one, every other call fails too: what is measured then says nothing."""
+    """Every later call fails too, so further measurements would be meaningless."""
 
     def seconds(problem: Problem, plan: Plan) -> float:
         raise torch.AcceleratorError("an illegal memory access was encountered")
@@ -211,7 +211,7 @@ LAYERS = {
 
 @pytest.mark.parametrize(("dtype", "weights"), DTYPES, ids=DTYPE_IDS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_is_tuned_is_what_a_layer_asks_for(
+def test_tuned_problems_are_those_that_layers_request(
     name: str, dtype: torch.dtype, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: set[Problem] = set()
@@ -245,7 +245,7 @@ def test_what_is_tuned_is_what_a_layer_asks_for(
     "content",
     ["", "{", "[]", "null", '{"made for": {}}', b"\x80\x00".decode("latin1"), '{"made for": 3, "winners": []}'],
 )
-def test_a_corrupt_file_is_ignored_with_one_line(content: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_corrupt_file_is_ignored_with_one_log_line(content: str, caplog: pytest.LogCaptureFixture) -> None:
     tune.cache_file(CPU).write_text(content)
     with caplog.at_level(logging.WARNING, logger="wnfused"):
         assert tune.plan(PROBLEM, CPU) == rules.plan_by_rule(PROBLEM, A100)
@@ -254,7 +254,7 @@ def test_a_corrupt_file_is_ignored_with_one_line(content: str, caplog: pytest.Lo
     assert str(tune.cache_file(CPU)) in caplog.text
 
 
-def test_a_user_without_a_home_has_no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_directory_has_no_stored_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WNFUSED_TUNE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
@@ -266,7 +266,7 @@ def test_a_user_without_a_home_has_no_winners(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("field", ["triton", "device", "kernels"])
-def test_a_foreign_file_is_ignored_with_one_line(field: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_for_another_version_is_ignored_with_one_log_line(field: str, caplog: pytest.LogCaptureFixture) -> None:
     file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"]["16-bit"][0])}, CPU)
     assert tune.plan(PROBLEM, CPU).mode == "vendor"
     content = json.loads(file.read_text())
@@ -278,7 +278,7 @@ def test_a_foreign_file_is_ignored_with_one_line(field: str, caplog: pytest.LogC
     assert [field in record.message for record in caplog.records] == [True]
 
 
-def test_a_plan_that_is_not_shipped_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plan_that_is_not_shipped_is_rejected(caplog: pytest.LogCaptureFixture) -> None:
     file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"]["16-bit"][0])}, CPU)
     file.write_text(file.read_text().replace("128", "999", 2))
     tune.forget()
@@ -291,14 +291,14 @@ def test_a_plan_that_is_not_shipped_is_refused(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(("version", "word"), [("3.6.0", "old"), ("2.1.0", "old"), ("3.10.1", "new"), ("4.0.0", "new")])
-def test_versions_outside_what_is_known(version: str, word: str) -> None:
+def test_unsupported_versions(version: str, word: str) -> None:
     reason = support.version_problem(version)
     assert reason is not None
     assert f"triton {version} is too {word}: 3.7 to 3.9 are supported" in reason
 
 
 @pytest.mark.parametrize("version", ["3.7.1", "3.8.0", "3.9.0", "3.9.0+git1234"])
-def test_versions_that_are_known(version: str) -> None:
+def test_supported_versions(version: str) -> None:
     assert support.version_problem(version) is None
 
 
@@ -307,7 +307,7 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     registry._resolved.clear()
 
 
-def test_without_triton_an_explicit_choice_raises_and_auto_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_triton_an_explicit_choice_raises_and_auto_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     _refuse(monkeypatch, "triton cannot be imported (No module named 'triton')")
     with pytest.raises(wnfused.BackendUnavailable, match="backend 'triton' cannot run: triton cannot be imported"):
         wnfused.backend("triton")
@@ -320,10 +320,10 @@ def test_cpu_tensors_need_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> No
     assert support.why_not(CPU) == "CPU tensors need triton's interpreter (TRITON_INTERPRET=1)"
 
 
-def test_auto_does_not_take_the_interpreter() -> None:
+def test_auto_does_not_select_the_interpreter() -> None:
     with wnfused.backend("auto"):
         assert backends.resolve(CPU).name != "triton"
 
 
-def test_devices_it_does_not_know() -> None:
+def test_unsupported_devices() -> None:
     assert support.why_not(torch.device("xpu")) == "triton kernels run on CUDA and ROCm devices, not on 'xpu'"

@@ -1,4 +1,4 @@
-"""The Triton convolution kernels: every walk, tile, dtype and layout against the plain formulas in float64."""
+"""The Triton convolution kernels: every geometry, tile, dtype and layout against the plain formulas in float64."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_every_tile(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["2d", "1d strided groups", "transposed 1d", "3d"])
-def test_weight_gradient_in_shares(name: str) -> None:
+def test_weight_gradient_with_split_k(name: str) -> None:
     inputs, geometry = make(name, 0, torch.float32, torch.float32)
     plan = Plan("norms first", min(tiles(torch.float32), key=lambda tile: tile.k), 3)
     _, once = check(inputs, geometry, 0, True, plan)
@@ -100,9 +100,9 @@ def test_weight_gradient_in_shares(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["2d strided dilated", "transposed 2d", "depthwise", "3d"])
 def test_channels_last(name: str) -> None:
-    """Read and written without a copy: the output and the gradients have the input's and the weight's order.
+    """No copies: the output has the memory order of the input, the gradients those of input and weight.
 
-    The compiler goes by what torch's own convolution does, which on a CPU writes three dimensions contiguously.
+    torch.compile assumes the layout of torch's own convolution, which on a CPU is contiguous in three dimensions.
     """
     inputs, geometry = make(name, 0, torch.float32, torch.float32)
     format = torch.channels_last if inputs[0].ndim == 4 else torch.channels_last_3d
@@ -139,13 +139,13 @@ def test_extreme_norms_and_zero_rows(name: str, size: float) -> None:
 
 
 @pytest.mark.parametrize("mask", [[i == j for i in range(4)] for j in range(4)], ids=["dx", "dv", "dg", "db"])
-def test_only_what_is_asked_for(mask: list[bool]) -> None:
+def test_only_requested_gradients(mask: list[bool]) -> None:
     for name, dim in (("1d", 0), ("transposed 1d", 0), ("1d", 1), ("depthwise 1d", 0)):
         inputs, geometry = make(name, dim, torch.float32, torch.float32)
         check(inputs, geometry, dim, True, mask=mask)
 
 
-def test_the_same_bits_twice() -> None:
+def test_results_are_reproducible() -> None:
     for name in ("1d strided groups", "transposed 1d", "depthwise 1d"):
         (x, v, g, b), geometry = make(name, 0, torch.float32, torch.float32)
         first = run_conv.forward(x, v, g, b, geometry, 0, 0.0, True)
@@ -156,7 +156,7 @@ def test_the_same_bits_twice() -> None:
             assert a is not None and again is not None and torch.equal(a, again)
 
 
-def test_addresses_of_64_bits_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_64_bit_addresses_give_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (run_conv, run_rows):
         monkeypatch.setattr(module, "index64", lambda *tensors: True)
     for name in ("1d strided groups", "transposed 1d", "depthwise 1d", "transposed depthwise"):
@@ -176,7 +176,7 @@ def test_vendor_path() -> None:
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_images_one_pixel_wide(relu: bool) -> None:
-    """A dimension of size 1 may have any step, and a turned gradient has another one than torch's own tensors."""
+    """A dimension of size 1 may have any stride, and that of a transposed gradient differs from torch's own tensors."""
     x, v, b = tensors(((2, 3, 5, 1), torch.float32), ((4, 3, 1, 1), torch.float32), ((4,), torch.float32))
     geometry = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     y, norms = run_conv.forward(x, v, gains(v, 0), b, geometry, 0, 0.0, relu)
@@ -187,7 +187,7 @@ def test_images_one_pixel_wide(relu: bool) -> None:
     assert_close(own[3].cpu(), wanted.double().sum((0, 2, 3)).cpu(), what="db")
 
 
-def test_vendor_and_kernels_side_by_side() -> None:
+def test_vendor_and_kernels_can_be_combined() -> None:
     """A tuner may find one faster for dx and the other for dW."""
     vendor, kernels = Plan("vendor", tiles(torch.float32)[0]), Plan("norms first", tiles(torch.float32)[0])
     (x, v, g, _), geometry = make("2d", 0, torch.float32, torch.float32)

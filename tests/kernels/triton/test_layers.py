@@ -1,4 +1,4 @@
-"""Layers on the triton backend: as torch's formulas give them, under autocast, torch.compile and double backward."""
+"""Layers on the triton backend, compared with torch's formulas, also under autocast, torch.compile, double backward."""
 
 import copy
 from collections.abc import Iterator
@@ -70,7 +70,7 @@ def test_compiled() -> None:
 
 
 def test_double_backward() -> None:
-    """float64 goes the vendor path, whose norms and projections are these kernels."""
+    """float64 takes the vendor path, which uses these kernels for norms and projections."""
     x, v, g, b = (
         torch.randn(*s, dtype=torch.float64, device=DEVICE, requires_grad=True) for s in ((1, 3), (2, 3), (2, 1), (2,))
     )
@@ -85,7 +85,7 @@ def test_double_backward() -> None:
 
 
 def test_second_derivatives_in_float32() -> None:
-    """Through the fused kernels: the gradient's gradient is the formulas'."""
+    """The second derivative through the fused kernels is that of the formulas."""
     x, v, g = (torch.randn(*s, device=DEVICE, requires_grad=True) for s in ((2, 4), (3, 4), (3, 1)))
 
     def second() -> tuple[Tensor, ...]:
@@ -110,7 +110,7 @@ def test_cuda_graph() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="peak memory is a GPU's")
+@pytest.mark.skipif(not ON_GPU, reason="peak memory is measured on a GPU")
 def test_no_second_copy_of_the_weight() -> None:
     layer, x = wnfused.WNLinear(4096, 4096, device=DEVICE), torch.randn(16, 4096, device=DEVICE)
     layer(x)

@@ -85,14 +85,14 @@ def test_edges(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("mask", [[i == j for i in range(4)] for j in range(4)], ids=["dx", "dv", "dg", "db"])
-def test_only_what_is_asked_for(mask: list[bool]) -> None:
+def test_only_requested_gradients(mask: list[bool]) -> None:
     for dim in (0, 1):
         check_backward(make((9, 20, 33), dim, torch.float32, torch.float32), dim, True, None, mask)
 
 
 @each_dtype
 def test_one_pass(dtype: torch.dtype, weights: torch.dtype) -> None:
-    """With a fused ReLU and no bias dv and dg come from one kernel; a gain of 0 and a row of zeros are exact there."""
+    """With a fused ReLU and no bias, one kernel computes dv and dg; a gain of 0 and a row of zeros are exact."""
     inputs = make((40, 21, 67), 0, dtype, weights)
     inputs[2][3] = 0.0
     inputs[1][5] = 0.0
@@ -101,8 +101,8 @@ def test_one_pass(dtype: torch.dtype, weights: torch.dtype) -> None:
     assert not dv[[3, 5]].any() and not dg[[3, 5]].any()
 
 
-def test_one_pass_is_kept_from_layers_with_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There y − b has lost the digits that dg needs: with a large bias the shortcut is wrong, the guard is not."""
+def test_one_pass_is_not_used_for_layers_with_a_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """y − b has lost the digits that dg needs: with a large bias one pass would be wrong; the layer's result is not."""
     inputs = make((40, 21, 67), 0, torch.float32, torch.float32)
     inputs[3] += 1e4
     x, v, g, b = inputs
@@ -135,7 +135,7 @@ def test_extreme_norms_and_zero_rows(size: float, mode: str, splits: int) -> Non
 
 @each_dtype
 def test_small_and_large_weights_in_sixteen_bits(dtype: torch.dtype, weights: torch.dtype) -> None:
-    """float16 cannot hold x·g/n, dy·g/n or a float32 weight of any size: the scale goes elsewhere."""
+    """float16 cannot hold every x·g/n, dy·g/n or float32 weight: the scale is applied elsewhere."""
     for size in (1e-6, 3e3) if weights == torch.float16 else (1e-6, 1e6):
         for dim in (0, 1, None):
             x, v, g, b = make((9, 30, 20), dim, dtype, weights)
@@ -146,7 +146,7 @@ def test_small_and_large_weights_in_sixteen_bits(dtype: torch.dtype, weights: to
 
 
 @each_dtype
-def test_the_same_bits_twice(dtype: torch.dtype, weights: torch.dtype) -> None:
+def test_results_are_reproducible(dtype: torch.dtype, weights: torch.dtype) -> None:
     x, v, g, b = make((33, 150, 20), 0, dtype, weights)
     plan = Plan("single pass", tiles(dtype)[0], 4)
     first = run_linear.forward(x, v, g, b, 0, 0.0, True, plan=plan)
@@ -159,8 +159,8 @@ def test_the_same_bits_twice(dtype: torch.dtype, weights: torch.dtype) -> None:
         assert a is not None and again is not None and torch.equal(a, again)
 
 
-def test_addresses_of_64_bits_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels for tensors past 2³¹ elements, on small ones."""
+def test_64_bit_addresses_give_the_same_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels for tensors beyond 2³¹ elements, run on small ones."""
     inputs = make((33, 50, 20), 0, torch.float32, torch.float32)
     near = run_linear.forward(*inputs, 0, 0.0, True)
     monkeypatch.setattr(run_linear, "index64", lambda *tensors: True)

@@ -8,11 +8,11 @@ import wnfused
 from tests.support.reference import assert_close
 from tests.support.triton_cases import DEVICE, gains, tensors, wide
 from wnfused.kernels.triton import run_multi, run_rows
-from wnfused.ops import known_norms
+from wnfused.ops import precomputed_norms
 from wnfused.ops import reference as formulas
 from wnfused.ops.backends import triton as triton_backend
 
-# rows longer than a tile, tiles longer than a row, norms in every place
+# rows longer than a tile, tiles longer than a row, norms along every dimension
 SHAPES = [
     ((7, 5), 0), ((7, 5), 1), ((3, 5000), 0), ((3000, 3), 1), ((70, 40, 3), 1), ((4, 3, 90), 2), ((33, 61), None),
     ((9,), 0),
@@ -33,12 +33,12 @@ def test_weight_norm(shape: tuple[int, ...], dim: int | None, dtype: torch.dtype
     wanted = formulas.weight_norm_backward(*wide(dw, v, g), None, dim, 1e-3, [True, True])
     (dv, dg), (dv_wide, dg_wide) = own, wanted
     assert dv is not None and dg is not None and dv_wide is not None and dg_wide is not None
-    terms = (g.cpu().double() * dg_wide / norms_wide).abs().max().item()  # what is subtracted on the way to dv
+    terms = (g.cpu().double() * dg_wide / norms_wide).abs().max().item()  # the terms subtracted in dv
     assert_close(dv.cpu(), dv_wide, terms=terms)
     assert_close(dg.cpu(), dg_wide)
 
 
-def test_channels_last_weight_is_walked_in_place() -> None:
+def test_channels_last_weight_is_read_in_place() -> None:
     (v,) = tensors(((6, 5, 3, 3), torch.float32))
     turned = v.contiguous(memory_format=torch.channels_last)
     assert run_rows.in_memory_order(turned, 0) is turned
@@ -49,24 +49,24 @@ def test_channels_last_weight_is_walked_in_place() -> None:
     assert_close(w.cpu(), formulas.weight_norm(*wide(v, g), 0, 0.0)[0])
 
 
-def test_a_norm_in_many_shares_past_float32() -> None:
-    """Each share's Σv² fits in float32, their sum does not."""
+def test_a_split_norm_beyond_float32() -> None:
+    """Σv² of each part fits in float32, their sum does not."""
     v = torch.full((2048, 4160), 7.3e15, device=DEVICE)
     norms = run_rows.row_norms(v, v.new_ones(()), None, 0.0)
     assert_close(norms.cpu(), formulas.row_norms(v.double().cpu(), None).view(()))
 
 
-# --- all of a model at once -------------------------------------------------------------------------------------------
+# --- all norms of a model in one launch -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_norms(dtype: torch.dtype) -> None:
-    """Rows along memory, from multiples of 16 bytes on or not; rows side by side, of many and of few; one over all."""
+    """Contiguous rows, aligned or not; many and few interleaved rows; one norm over the whole weight."""
     shapes = [
         ((7, 5), 0, 0.0), ((600, 3), 1, 1e-3), ((3, 700), 0, 0.0), ((4, 3, 2, 2), 1, 0.0), ((5, 6), None, 0.5),
         ((6, 1048), 0, 0.1), ((33, 130), 1, 0.0), ((2, 3, 40), 1, 0.0), ((9, 8, 3), 2, 0.0),
     ]  # fmt: skip
-    weights = [run_multi.Weight(tensors(((49,), dtype))[0][1:].view(3, 16), (3, 1), 0, 0.0)]  # not from one
+    weights = [run_multi.Weight(tensors(((49,), dtype))[0][1:].view(3, 16), (3, 1), 0, 0.0)]  # unaligned
     for shape, dim, eps in shapes:
         (v,) = tensors((shape, dtype))
         weights.append(run_multi.Weight(v, formulas.gain_shape(shape, dim), dim, eps))
@@ -104,7 +104,7 @@ def _triton() -> object:
 
 @pytest.mark.usefixtures("_triton")
 def test_precompute_norms_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One launch for all of them, and no layer computes its own."""
+    """There is one launch for all norms, and no layer computes its own."""
     model, x = network(), torch.randn(2, 3, 8, device=DEVICE)
     wanted = model(x)
     with wnfused.precompute_norms(model) as count:
@@ -120,7 +120,7 @@ def test_precompute_norms_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     torch.testing.assert_close(y, wanted)
     y.sum().backward()
     assert all(p.grad is not None for p in model.parameters())
-    assert known_norms.find(model[0].weight_v, 0, 0.0) is None
+    assert precomputed_norms.find(model[0].weight_v, 0, 0.0) is None
 
 
 @pytest.mark.usefixtures("_triton")
@@ -132,13 +132,13 @@ def test_a_changed_weight_is_noticed() -> None:
     torch.testing.assert_close(y, model(x).detach())
 
 
-def test_other_backends_need_no_norms_ahead() -> None:
+def test_other_backends_precompute_nothing() -> None:
     model = network()
     with wnfused.backend("torch"), wnfused.precompute_norms(model) as count:
         assert count == 0
 
 
-def test_precompute_norms_of_something_else() -> None:
+def test_precompute_norms_requires_a_module() -> None:
     with (
         pytest.raises(TypeError, match="precompute_norms: model: expected an nn.Module, got list"),
         wnfused.precompute_norms([]),

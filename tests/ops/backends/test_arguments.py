@@ -1,7 +1,7 @@
-"""Every argument of every registered operator is checked, whichever door a call comes in by.
+"""Every argument of every registered operator is checked on every path of a call.
 
-The public functions check their arguments; exported graphs, AOTInductor and C++ callers reach ``torch.ops.wnfused``
-directly, where a wrong shape must be an error that names the argument and never a read past a tensor's end.
+The public functions check their arguments. Exported graphs, AOTInductor and C++ callers call ``torch.ops.wnfused``
+directly, where a wrong shape must raise an error that names the argument and must never read past a tensor's end.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ NORM = {"dim": 0, "eps": 0.0}
 
 
 def good(name: str) -> dict[str, Any]:
-    """Arguments of an operator that work, by name and in its order."""
+    """Valid arguments of an operator by name, in its order."""
     n, tensors = 6, {"weight_norm": (6, 4), "linear": (6, 4), "convolution": (6, 4, 3, 3)}
     kind = name.removesuffix("_backward")
     v = torch.randn(tensors[kind])
@@ -63,7 +63,7 @@ def call_python(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def call_recorded(name: str, arguments: dict[str, Any]) -> Any:
-    """As under ``create_graph``: a backward operator is evaluated by its plain formula there."""
+    """Call as under ``create_graph``, where a backward operator is evaluated by its plain formula."""
     recorded = {
         key: value.detach().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
         for key, value in arguments.items()
@@ -81,7 +81,7 @@ DOORS = [call_native, call_python, call_recorded, call_fake]
 
 
 def refused(name: str, key: str, value: Any, named: str | None = None) -> None:
-    """Through every door, with the argument's name in the message. ``named`` where another argument is at fault."""
+    """Every path raises an error that names the argument, or ``named`` if another argument is at fault."""
     arguments = {**good(name), key: value}
     for door in DOORS:
         with pytest.raises((ValueError, TypeError), match=MESSAGE.format(name, named or key)):
@@ -100,7 +100,7 @@ def test_tensors_of_another_dtype(name: str, key: str) -> None:
     t = good(name)[key]
     refused(name, key, t.to(torch.int64))
     refused(name, key, t.to(torch.complex64))
-    # v in float64 leaves the others behind: the next one is named.
+    # With v in float64 the other arguments do not match: the next one is named.
     refused(name, key, t.double(), named="g" if key == "v" else None)
 
 
@@ -114,7 +114,7 @@ def test_tensors_of_another_shape(name: str, key: str) -> None:
     t = good(name)[key]
     blame = {"v": "(v|g|x|dw)", "x": "(x|dy)"}.get(key, key)
     refused(name, key, t[:, :-1] if key == "x" else t[:-1], named=blame)
-    if (name, key) != ("linear", "x"):  # which takes any number of batch dimensions
+    if (name, key) != ("linear", "x"):  # it may have any number of batch dimensions
         refused(name, key, t[None, None, None, None], named=blame)
     refused(name, key, t.new_ones(()), named="(v|g|dim|x)" if key == "v" else blame)
     if key in ("g", "norms"):
@@ -140,7 +140,7 @@ def test_geometry(name: str) -> None:
         refused(name, "groups", groups)
     refused(name, "groups", 2, named="x")
     refused(name, "output_padding", [1, 0])
-    refused(name, "dilation", [4, 1], named="x")  # nothing is left of the image
+    refused(name, "dilation", [4, 1], named="x")  # the output would be empty
     refused(name, "dilation", [2**31 - 1] * 2, named="x")
 
 
@@ -152,8 +152,8 @@ def test_shapes_that_wrote_past_the_heap() -> None:
             door("weight_norm", {**good("weight_norm"), "v": torch.randn(4000, 8), "g": torch.ones(1, 1)})
 
 
-def test_norms_and_gains_may_have_gaps() -> None:
-    """A caller's norms need not be contiguous."""
+def test_norms_and_gains_need_not_be_contiguous() -> None:
+    """Callers may pass strided tensors."""
     for name in ("weight_norm_backward", "linear_backward", "convolution_backward"):
         arguments = good(name)
         spread = {
@@ -173,7 +173,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("v_dtype", FLOATS)
 @pytest.mark.parametrize("batch", [1, 3, 30, 100])
 def test_dtypes_mix_as_under_autocast(batch: int, x_dtype: torch.dtype, v_dtype: torch.dtype) -> None:
-    """Every mixture of float32 and 16-bit types computes what the plain formulas do, forward and backward."""
+    """Every mixture of float32 and 16-bit types agrees with the plain formulas, forward and backward."""
     v, x, dy = torch.randn(6, 4), torch.randn(batch, 4), torch.randn(batch, 6)
     for g_dtype in FLOATS:
         for bias_dtype in (None, *FLOATS):

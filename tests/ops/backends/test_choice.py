@@ -1,4 +1,4 @@
-"""The choice of backend by call, block and environment, what follows where one cannot run, and what all agree on."""
+"""The choice of backend by call, block and environment, backends that cannot run, and agreement between backends."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ def _choice_restored() -> Iterator[None]:
 # --- Calls and blocks ------------------------------------------------------------------------------------------------
 
 
-def test_block_is_undone() -> None:
+def test_block_restores_the_choice() -> None:
     wnfused.backend("auto")
     with wnfused.backend("torch"):
         assert backends.chosen() == "torch"
@@ -50,14 +50,14 @@ def test_block_is_undone() -> None:
     assert backends.chosen() == "auto"
 
 
-def test_block_is_undone_after_an_error() -> None:
+def test_block_restores_the_choice_after_an_error() -> None:
     wnfused.backend("native")
     with pytest.raises(ZeroDivisionError), wnfused.backend("torch"):
         raise ZeroDivisionError
     assert backends.chosen() == "native"
 
 
-def test_call_sets() -> None:
+def test_call_sets_the_choice() -> None:
     wnfused.backend("torch")
     assert backends.chosen() == "torch"
     wnfused.backend("native")
@@ -72,7 +72,7 @@ def test_call_inside_a_block_ends_with_it() -> None:
 
 
 def which_ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Runs a layer and tells where its forward and backward were computed."""
+    """Run a layer; returns the backends that computed its forward and backward."""
     seen: list[str] = []
     for name in ("linear", "linear_backward"):
         function = getattr(torch_backend, name)
@@ -100,8 +100,8 @@ def test_unknown_name() -> None:
     assert backends.chosen() == before
 
 
-def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An explicit choice that fails changes nothing."""
+def test_the_error_says_why_triton_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An explicit choice that fails does not change the current one."""
     monkeypatch.setattr(support, "interpreted", lambda: False)
     with wnfused.backend("torch"):
         with pytest.raises(
@@ -115,7 +115,7 @@ def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_registered_backend_is_preferred_by_auto(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A backend that volunteers for a device is taken where it can run and passed over where it cannot."""
+    """A backend that volunteers for a device is selected if it can run and skipped if it cannot."""
     monkeypatch.setattr(registry, "_registry", dict(registry._registry))
     backends.register(backends.Backend("triton", lambda device: "it has no GPU", lambda: None))
     try:
@@ -160,8 +160,8 @@ LAYERS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
-def test_the_same_bits_from_run_to_run(backend: str, name: str, dtype: torch.dtype) -> None:
-    """With several threads, and where torch allows deterministic algorithms only (conftest.py sees to that)."""
+def test_results_are_reproducible(backend: str, name: str, dtype: torch.dtype) -> None:
+    """With several threads, and with torch's deterministic algorithms (set by conftest.py)."""
     assert torch.are_deterministic_algorithms_enabled()
     make, shape = LAYERS[name]
     layer, x = make().to(dtype), torch.randn(shape, dtype=dtype, requires_grad=True)
@@ -199,7 +199,7 @@ def say(**facts):
 
 
 def python(code: str, tmp_path: Path, **environment: str) -> dict[str, Any]:
-    """What a fresh process says, started with an empty cache unless told otherwise."""
+    """The output of a new process, by default with an empty cache."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("WNFUSED_BACKEND", "CXX", "TORCH_EXTENSIONS_DIR")}
     done = subprocess.run(
         [sys.executable, "-c", RESULTS + textwrap.dedent(code)],
@@ -236,7 +236,7 @@ def failing_compiler(tmp_path: Path) -> str:
 WITHOUT_NATIVE = {
     "no compiler": "no C++ compiler found (looked for /no/such/compiler)",
     "failing compiler": "broken-c++ failed: source.cpp:1:1: error: this compiler is broken",
-    "unusable cache": "cache folder /proc/wnfused/",
+    "unusable cache": "cache directory /proc/wnfused/",
     "damaged library": "Could not load this library: ",
 }
 
@@ -258,8 +258,8 @@ def without_native(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("case", WITHOUT_NATIVE)
-def test_auto_goes_on_without_the_native_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    """One warning, whatever is chosen in between, then the torch backend: same results. An explicit choice raises."""
+def test_auto_falls_back_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """It warns once, whatever is chosen in between, and gives the same results. An explicit choice raises."""
     said = python(
         """
         given = results()
@@ -280,7 +280,7 @@ def test_auto_goes_on_without_the_native_library(tmp_path: Path, monkeypatch: py
     assert len(said["lines"]) == 1, said["lines"]
     level, line = said["lines"][0]
     assert level == "WARNING"
-    assert line.startswith("backend 'torch' serves cpu tensors (no native: ")
+    assert line.startswith("using backend 'torch' for cpu tensors (no native: ")
     assert reason in line and "\n" not in line
     assert said["error"].startswith("backend 'native' cannot run: ")
     assert reason in said["error"]
@@ -288,8 +288,8 @@ def test_auto_goes_on_without_the_native_library(tmp_path: Path, monkeypatch: py
     assert "Traceback" not in said["stderr"]
 
 
-def test_environment_chooses_native_where_it_cannot_run(tmp_path: Path) -> None:
-    """The choice is checked at the first call, so that a wrong one does not forbid the import."""
+def test_environment_selects_native_although_it_cannot_run(tmp_path: Path) -> None:
+    """The choice is checked at the first call, so that a wrong one does not break the import."""
     said = python(
         """
         try:
@@ -307,8 +307,8 @@ def test_environment_chooses_native_where_it_cannot_run(tmp_path: Path) -> None:
     assert said["lines"] == []
 
 
-def test_environment_chooses_torch(tmp_path: Path) -> None:
-    """No native library is looked for, built or loaded, and the autograd is Python's."""
+def test_environment_selects_torch(tmp_path: Path) -> None:
+    """The native library is neither built nor loaded, and autograd runs in Python."""
     said = python(
         """
         given = results()
@@ -326,7 +326,7 @@ def test_environment_chooses_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["fast", "triton"])
-def test_environment_chooses_what_is_not_there(tmp_path: Path, value: str) -> None:
+def test_environment_selects_an_unavailable_backend(tmp_path: Path, value: str) -> None:
     code = """
         try:
             results()
@@ -341,8 +341,8 @@ def test_environment_chooses_what_is_not_there(tmp_path: Path, value: str) -> No
             python(code, tmp_path, WNFUSED_BACKEND=value)
 
 
-def test_auto_says_once_what_it_chose(tmp_path: Path) -> None:
-    """Also after other choices in between, and in an environment that sets the variable to nothing."""
+def test_auto_logs_its_choice_once(tmp_path: Path) -> None:
+    """Also after other choices in between, and with an empty environment variable."""
     said = python(
         """
         given = results()
@@ -356,13 +356,13 @@ def test_auto_says_once_what_it_chose(tmp_path: Path) -> None:
         WNFUSED_BACKEND="",
         TORCH_EXTENSIONS_DIR=str(cache_root()),
     )
-    assert said["lines"] == [["INFO", "backend 'native' serves cpu tensors"]]
+    assert said["lines"] == [["INFO", "using backend 'native' for cpu tensors"]]
     assert said["chosen"] == "auto"
     assert_own_results(said["results"])
 
 
-def test_import_touches_nothing(tmp_path: Path) -> None:
-    """No GPU, no compiler, no file, no triton: neither at import nor when layers are made, converted and printed."""
+def test_import_has_no_side_effects(tmp_path: Path) -> None:
+    """No GPU, compiler, file or triton is used, neither at import nor when layers are made, converted and printed."""
     code = """
     import subprocess, sys, torch
 
@@ -407,8 +407,8 @@ def test_import_touches_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_python_autograd_passes_the_same_tests(tmp_path: Path) -> None:
-    """Once loaded, the native library's C++ autograd serves CPU tensors whatever the backend. Python's runs where it is
-    not, so the tests of derivatives, and some of tracing, run once more in a process that never loads it."""
+    """Once loaded, the native library's C++ autograd handles CPU tensors on every backend. To test the Python autograd,
+    the tests of derivatives, and some of tracing, run again in a process that never loads the library."""
     chosen = "test_autograd or opcheck_forward or compiled_network or autocast"
     files = ["test_autograd.py", "test_autograd_derivatives.py", "test_autograd_transforms.py"]
     files += ["test_opcheck.py", "test_compile.py", "test_autocast.py"]

@@ -23,7 +23,7 @@ register(
         "triton",
         why_not=support.why_not,
         operators=lambda: import_module("wnfused.ops.backends.triton"),  # imports triton, which may be missing
-        volunteers=lambda device: device.type == "cuda",  # on a CPU its interpreter runs, for tests and on request
+        volunteers=lambda device: device.type == "cuda",  # on a CPU only the interpreter runs, on explicit request
     )
 )
 register(Backend("native", why_not=native.why_not, operators=native.operators))

@@ -1,7 +1,7 @@
 """The ``native`` backend: C++ kernels for CPU tensors, built at first use and loaded into torch's dispatcher.
 
-Loading registers the operators' CPU and AutogradCPU kernels, so from then on calls do not pass through Python at all;
-this module only decides whether that can happen and keeps the library told which backend is chosen.
+Loading registers the operators' CPU and AutogradCPU kernels, so later calls do not pass through Python at all. This
+module decides whether the library can be loaded, and informs it of the selected backend.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ from wnfused.ops.backends import registry
 
 _NAME = "wnfused_native"
 _SOURCES = (*cpu_build.SOURCES, Path(__file__).parents[1] / "autograd.cpp")
-_state: dict[str, str | None] = {}  # "reason": None once loaded, else why not; absent before the first try
+_state: dict[str, str | None] = {}  # "reason": None once loaded, else why not; absent before the first attempt
 
 
 def library_path() -> Path:
-    """Where the built library is, or would be."""
+    """The path of the built library, which need not exist yet."""
     return cpu_build.library_path(_NAME, _SOURCES)
 
 
@@ -29,17 +29,17 @@ def is_built() -> bool:
 
 
 def is_loaded() -> bool:
-    """True once its C++ autograd serves CPU tensors, whatever backend computes."""
+    """Whether its C++ autograd handles CPU tensors, which is independent of the selected backend."""
     return _state.get("reason", "not tried") is None
 
 
 def build() -> Path:
-    """Build the library if needed; raises ``BuildError`` with one clear line where that fails."""
+    """Build the library if needed. Raises ``BuildError`` with a one-line reason on failure."""
     return cpu_build.build(_NAME, _SOURCES)
 
 
 def why_not(device: torch.device) -> str | None:
-    """None if the native kernels serve this device (building and loading them if needed), else the reason."""
+    """None if the native kernels can run on this device, else the reason. Builds and loads them if needed."""
     if device.type != "cpu":
         return "it runs on CPU tensors only"
     if "reason" not in _state:
@@ -60,5 +60,5 @@ def _load() -> str | None:
 
 
 def operators() -> SimpleNamespace:
-    """The operators as the dispatcher has them now: C++ on CPU tensors."""
+    """The operators as registered with the dispatcher: C++ kernels for CPU tensors."""
     return SimpleNamespace(**{name: getattr(torch.ops.wnfused, name).default for name in schema.SCHEMAS})

@@ -20,9 +20,9 @@ class BackendUnavailable(RuntimeError):
 class Backend:
     """One implementation of the operators.
 
-    ``why_not`` returns None where the backend can run on a device, otherwise the reason it cannot (it may build or load
-    what the backend needs). ``operators`` returns the module or object whose attributes are the operators' functions.
-    ``volunteers`` says whether "auto" considers it for a device.
+    ``why_not`` returns None if the backend can run on a device, otherwise the reason it cannot; it may build or load
+    what the backend needs. ``operators`` returns the module or object whose attributes are the operators' functions.
+    ``volunteers`` says whether "auto" considers the backend for a device.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Backend:
 _registry: dict[str, Backend] = {}
 _AUTO_ORDER = ("triton", "native", "torch")
 _chosen = "auto"
-_said: set[str] = set()  # what the log was told of automatic choices
-_resolved: dict[torch.device, Backend] = {}  # what "auto" or the explicit choice came to; two GPUs may differ
+_said: set[str] = set()  # messages on automatic choices that were logged already
+_resolved: dict[torch.device, Backend] = {}  # the result of the choice; two GPUs may differ
 
 
 def register(backend: Backend) -> None:
@@ -64,7 +64,7 @@ def _why_not(name: str, device: torch.device) -> str | None:
 
 
 def resolve(device: torch.device) -> Backend:
-    """The backend that serves tensors on ``device`` under the current choice."""
+    """The backend for tensors on ``device`` under the current choice."""
     found = _resolved.get(device)
     if found is None:
         found = _resolved[device] = _resolve(device)
@@ -91,18 +91,18 @@ def _resolve(device: torch.device) -> Backend:
 
 def _say_once(name: str, device: torch.device, passed_over: list[str]) -> None:
     because = f" ({'; '.join(passed_over)})" if passed_over else ""
-    message = f"backend {name!r} serves {device.type} tensors{because}"
+    message = f"using backend {name!r} for {device.type} tensors{because}"
     if message not in _said:
         _said.add(message)
         log.log(logging.WARNING if passed_over and device.type == "cpu" else logging.INFO, message)
 
 
-class backend:  # noqa: N801 - reads as a function: wnfused.backend("torch"), or `with wnfused.backend("torch"):`
+class backend:  # noqa: N801 - used like a function: wnfused.backend("torch"), or `with wnfused.backend("torch"):`
     """Choose the backend of all weight-normalized operators: ``"auto"``, ``"triton"``, ``"native"`` or ``"torch"``.
 
-    Calling it sets the choice for the whole process; used in a ``with`` statement it is undone at the end of the block.
-    An explicit choice that cannot run raises :class:`BackendUnavailable` naming the reason, and the choice stays as it
-    was. ``"auto"`` never raises and logs once what it took. The environment variable ``WNFUSED_BACKEND`` gives the
+    A call sets the choice for the whole process; a ``with`` statement restores the previous choice at the end of the
+    block. An explicit choice that cannot run raises :class:`BackendUnavailable` with the reason, and the choice does
+    not change. ``"auto"`` never raises and logs its choice once. The environment variable ``WNFUSED_BACKEND`` sets the
     initial choice, which is checked at the first call.
     """
 
@@ -137,7 +137,7 @@ def _select(name: str) -> None:
         listener(name)
 
 
-_listeners: list[Callable[[str], None]] = []  # told of every choice; the native library keeps its own copy
+_listeners: list[Callable[[str], None]] = []  # called on every choice; the native library keeps its own copy
 
 
 def on_select(listener: Callable[[str], None]) -> None:

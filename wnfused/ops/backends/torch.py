@@ -1,6 +1,6 @@
-"""The ``torch`` backend: the reference formulas on real tensors, results laid out in memory as their parameters are.
+"""The ``torch`` backend: the reference formulas, with gradients in the memory layout of their parameters.
 
-It runs wherever PyTorch does. The formulas themselves stay free of layout, because they are also differentiated,
+It runs wherever PyTorch does. The formulas themselves ignore memory layout, because they are also differentiated,
 vmapped and traced.
 """
 

@@ -1,4 +1,4 @@
-"""The ``triton`` backend: the operators' signatures onto the launches of ``wnfused.kernels.triton``."""
+"""The ``triton`` backend: maps the operators to the launches of ``wnfused.kernels.triton``."""
 
 import functools
 import threading
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wnfused.kernels.triton import run_conv, run_linear, run_linear_backward, run_multi, run_rows
-from wnfused.ops import known_norms
+from wnfused.ops import precomputed_norms
 from wnfused.ops.backends.torch import laid_out_like
 from wnfused.ops.reference import Gradients
 
@@ -17,11 +17,11 @@ Dim = int | None
 Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
-_interpreter = threading.RLock()  # triton's interpreter keeps the program it runs in one place for all threads
+_interpreter = threading.RLock()  # triton's interpreter has global state
 
 
 def _on_its_device(operator: Operator) -> Operator:
-    """Triton launches on the current device, which need not be that of the tensors."""
+    """Make the tensors' device current: Triton launches on the current device."""
 
     @functools.wraps(operator)
     def launch(first: Tensor, *rest: Any) -> Any:
@@ -47,7 +47,7 @@ def weight_norm_backward(
     dw: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: Dim, eps: float, mask: list[bool]
 ) -> Gradients:
     ordered = run_rows.in_memory_order(v, dim)
-    dw = torch.empty_like(ordered, dtype=dw.dtype).copy_(dw)  # projected in place, and the caller's stays
+    dw = torch.empty_like(ordered, dtype=dw.dtype).copy_(dw)  # a copy, because it is projected in place
     dv, dg = run_rows.project(dw, v, g, norms, dim, mask[0], mask[1])
     return laid_out_like(dv, v), dg
 
@@ -56,7 +56,7 @@ def weight_norm_backward(
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    return run_linear.forward(x, v, g, bias, dim, eps, relu, known_norms.find(v, dim, eps))
+    return run_linear.forward(x, v, g, bias, dim, eps, relu, precomputed_norms.find(v, dim, eps))
 
 
 @_on_its_device
@@ -74,7 +74,7 @@ def convolution(
     transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
-    return run_conv.forward(x, v, g, bias, geometry, dim, eps, relu, known_norms.find(v, dim, eps))
+    return run_conv.forward(x, v, g, bias, geometry, dim, eps, relu, precomputed_norms.find(v, dim, eps))
 
 
 @_on_its_device
@@ -89,10 +89,10 @@ def convolution_backward(
 
 
 def takes_many_norms(v: Tensor, dim: Dim) -> bool:
-    """Whether ``many_norms`` serves this weight; a very long row is better shared out by its own layer."""
+    """Whether ``many_norms`` supports this weight; a very long row is left to its layer, which splits it."""
     return run_multi.supported(v, dim)
 
 
 def many_norms(weights: list[tuple[Tensor, tuple[int, ...], Dim, float]]) -> list[Tensor]:
-    """The norms of each (v, shape of g, dim, eps), all on one device and of one dtype, in one launch."""
+    """The norms of each (v, shape of g, dim, eps) in one launch. All weights have the same device and dtype."""
     return run_multi.many_norms([run_multi.Weight(*weight) for weight in weights])

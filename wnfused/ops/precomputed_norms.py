@@ -1,4 +1,4 @@
-"""Row norms computed ahead, known for as long as a ``precompute_norms`` block lasts and the weight stays as it was."""
+"""Row norms computed ahead of the layers, valid inside a ``precompute_norms`` block while the weight is unchanged."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,12 +24,12 @@ def _version(v: Tensor) -> int:
 
 
 def capturing() -> bool:
-    """True while a CUDA graph is captured: it would replay with these norms, and they last no longer than a block."""
+    """True during CUDA graph capture: a replayed graph would use these norms after the block has ended."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def find(v: Tensor, dim: int | None, eps: float) -> Tensor | None:
-    """The norms of v, unless it was written to since, or has other options here."""
+    """The precomputed norms of v, or None if v was modified since or is used with another ``dim`` or ``eps``."""
     if not _known or capturing():
         return None
     known = _known.get(v.data_ptr())
@@ -40,12 +40,12 @@ def find(v: Tensor, dim: int | None, eps: float) -> Tensor | None:
 
 @contextmanager
 def holding(norms: list[tuple[Tensor, Tensor, int | None, float]]) -> Iterator[None]:
-    """While this lasts, ``find`` knows these (v, norms, dim, eps)."""
+    """A context in which ``find`` returns these norms, given as (v, norms, dim, eps)."""
     mine = {v.data_ptr(): _Known(own, _version(v), v.shape, dim, eps) for v, own, dim, eps in norms}
     _known.update(mine)
     try:
         yield
     finally:
         for address, known in mine.items():
-            if _known.get(address) is known:  # another block, perhaps another thread's, may have taken its place
+            if _known.get(address) is known:  # another block, perhaps in another thread, may have replaced it
                 del _known[address]

@@ -1,4 +1,4 @@
-"""What the matmul-like kernels share: the order of tiles, indices that need no mask, and g/n of an index."""
+"""Index arithmetic of the matmul-like kernels: the order of tiles, indices that need no mask, and g/n at an index."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from wnfused.kernels.triton.rows import gain_over_norm
 
 @triton.jit
 def grouped_tile(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Tiles in columns of GROUP rows, so that programs that run together share operands in the L2 cache."""
+    """Order tiles in columns of GROUP tiles, so that concurrent programs share operands in the L2 cache."""
     per_group = GROUP * tiles_n
     first = pid // per_group * GROUP
     height = tl.minimum(tiles_m - first, GROUP)
@@ -17,10 +17,10 @@ def grouped_tile(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
 
 @triton.jit
 def clamped(start, size, BLOCK: tl.constexpr, INDEX64: tl.constexpr):
-    """BLOCK indices from start on, those past the end moved onto the last: loads along them need no mask.
+    """BLOCK indices from start on, clamped to the last valid one, so that loads along them need no mask.
 
-    Not for a dimension that is contiguous in memory: moved indices hide from the compiler that their neighbours are
-    neighbours, and the loads become as narrow as an element.
+    Not for a dimension that is contiguous in memory: the compiler does not see that clamped indices are consecutive,
+    and would load single elements.
     """
     index = tl.minimum(start + tl.arange(0, BLOCK), size - 1)
     return index.to(tl.int64) if INDEX64 else index
@@ -28,9 +28,9 @@ def clamped(start, size, BLOCK: tl.constexpr, INDEX64: tl.constexpr):
 
 @triton.jit
 def scale_at(g, norms, index, ok, gain_step, IN_LOOP: tl.constexpr = False):
-    """g/n of an index; without norms g holds that already. ok may be None, where every index is inside.
+    """g/n at an index; without norms, g already holds g/n. ok is None if every index is valid.
 
-    IN_LOOP: with the quick quotient. The exact one needs registers that a matmul's loop does not have.
+    IN_LOOP selects the fast quotient: the exact one needs registers that a matmul loop does not have.
     """
     if ok is None:
         scale = tl.load(g + index * gain_step).to(tl.float32)
@@ -47,10 +47,10 @@ def scale_at(g, norms, index, ok, gain_step, IN_LOOP: tl.constexpr = False):
 
 @triton.jit
 def scales_of_columns(g, norms, index, ok, gain_step):
-    """g/n of a tile's columns, each loaded and divided by one thread, which then shares it.
+    """g/n of a tile's columns. One thread loads and divides each of them and then shares the result.
 
-    Loads of fewer elements than threads look cheap to the compiler: it would let every thread load and divide for all
-    the columns it holds, and the registers that takes are missed in the loop before.
+    Otherwise the compiler, for fewer elements than threads, lets every thread load and divide for all its columns, and
+    the main loop before lacks the registers that this takes.
     """
     WIDTH: tl.constexpr = index.shape[0]
     copy = tl.arange(0, 512 // WIDTH)[:, None]

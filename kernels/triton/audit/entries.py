@@ -1,4 +1,4 @@
-"""One row of the audit: a build, what its code shows, and how it compares with the plain kernel."""
+"""One entry of the audit: a build, the facts read from its machine code, and the comparison with the plain kernel."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from wnfused.kernels.triton.audit.processors import PROCESSORS, programs_per_pro
 
 
 @dataclass(frozen=True)
-class Row:
+class Entry:
     build: Build
     facts: Facts
     plain: Facts | None = None
@@ -22,7 +22,7 @@ class Row:
 
     @property
     def programs(self) -> int:
-        """That fit on one processor."""
+        """How many programs fit on one processor."""
         f = self.facts
         return programs_per_processor(
             PROCESSORS[self.build.target], f.registers, f.shared_bytes, self.build.warps, f.tensor_memory
@@ -76,13 +76,13 @@ def audit(
     targets: tuple[str, ...] = TARGETS,
     kernels: tuple[str, ...] = tuple(KERNELS),
     progress: Progress = lambda done, count, name: None,
-) -> list[Row]:
+) -> list[Entry]:
     """Every shipped build of these kernels for these targets."""
     return audit_builds(list(builds(targets, kernels)), progress)
 
 
-def audit_builds(chosen: list[Build], progress: Progress = lambda done, count, name: None) -> list[Row]:
-    """Rows of the chosen builds; their plain twins are compiled with them."""
+def audit_builds(chosen: list[Build], progress: Progress = lambda done, count, name: None) -> list[Entry]:
+    """Entries of the chosen builds; their plain twins are compiled with them."""
     twins = [build.plain for build in chosen if build.plain is not None]
     found = compile_all(list(dict.fromkeys([*chosen, *twins])), progress)
-    return [Row(build, found[build], found[build.plain] if build.plain else None) for build in chosen]
+    return [Entry(build, found[build], found[build.plain] if build.plain else None) for build in chosen]

@@ -1,7 +1,7 @@
-"""The choice of normalization: one layer of a network, with weight norm, batch norm or none, and the ReLU after it.
+"""One layer of a network with weight norm, batch norm or no normalization, and optionally a ReLU.
 
-With weight norm the ReLU is fused into the layer. The other two are ``nn.Sequential(layer, …, nn.ReLU())``, which is
-also what ``wnfused.fold`` makes of a fused layer: a folded network has the layout of the one with ``norm="none"``.
+With weight norm the ReLU is fused into the layer. The other two are ``nn.Sequential(layer, …, nn.ReLU())``.
+``wnfused.fold`` produces the same layout from a fused layer, so a folded network matches one with ``norm="none"``.
 """
 
 from typing import Any, Literal
@@ -38,7 +38,7 @@ def conv(norm: Norm, inputs: int, outputs: int, size: int, *, stride: int = 1, r
     padding = size // 2
     if norm == "weight":
         return WNConv2d(inputs, outputs, size, stride, padding, activation="relu" if relu else None)
-    if norm == "batch":  # its shift does what a bias would
+    if norm == "batch":  # no bias: batch norm has a shift
         plain = nn.Conv2d(inputs, outputs, size, stride, padding, bias=False)
         return _followed_by(plain, nn.BatchNorm2d(outputs), relu)
     return _followed_by(nn.Conv2d(inputs, outputs, size, stride, padding), None, relu)

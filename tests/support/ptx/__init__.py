@@ -1,1 +1,1 @@
-"""An emulator of the PTX that triton emits for sm_80: kernels run on host tensors, and what no GPU would report fails."""
+"""An emulator of the PTX that triton emits for sm_80: runs kernels on host tensors, and fails where a GPU would not."""

@@ -1,4 +1,4 @@
-"""Values of many threads at once: a register is an array of bits, one element a lane, seen as the type an operation needs."""
+"""Values of many threads at once: a register is an array of bits, one element a lane, viewed as an operation's type."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,5 +71,7 @@ def fused_multiply_add(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     doubtful = (total.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
     doubtful |= np.abs(total) < 2.0**-125
     if doubtful.any():
-        total = np.where(doubtful, _odd(*_two_sum(product, np.broadcast_to(c, product.shape).astype(np.float64))), total)
+        total = np.where(
+            doubtful, _odd(*_two_sum(product, np.broadcast_to(c, product.shape).astype(np.float64))), total
+        )
     return total.astype(np.float32)

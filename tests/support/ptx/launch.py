@@ -4,7 +4,7 @@ import functools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,35 +34,62 @@ def program_of(ptx: str) -> Program:
     return Program(parse(ptx))
 
 
-def execute(
-    program: Program, grid: Cta, arguments: dict[str, tuple[str, Any]], shared_size: int,
-    conditions: Conditions, lent: dict[str, Tensor] | None = None,
-) -> set[int]:  # fmt: skip
-    """Runs a kernel on host tensors; ``arguments`` maps names to (type, value), a pointer's type being "*…".
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its grid and arguments: names to (type, value), a pointer's type being "*…".
 
-    Returns the lines of stores whose lanes had different values for one address.
+    ``lent`` are tensors whose addresses on the host the kernel finds in a table.
     """
-    memory = GlobalMemory()
-    values = []
-    for name, (type, value) in arguments.items():
-        bits = memory.add(name, value) if type.startswith("*") else value
-        values.append(np.array([bits], _SCALARS["u64" if type.startswith("*") else type]))
-    for name, tensor in (lent or {}).items():
-        memory.lend(name, tensor)
-    names = list(program.kernel.parameters)
-    values += [np.zeros(1, np.uint64)] * (len(names) - len(values))  # triton's scratch memory, which is not used
-    parameters = dict(zip(names, values, strict=True))
-    draws = random.Random(conditions.seed)
-    ctas = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
-    draws.shuffle(ctas)
-    together = max(1, LANES // program.kernel.threads)
-    conflicting: set[int] = set()
-    for first in range(0, len(ctas), together):
-        batch = ctas[first : first + together]
-        machine = Machine(program, batch, parameters, memory, shared_size, conditions.poison, draws)
-        machine.run()
-        conflicting |= {program.instructions[i].line for i in machine.conflicting}
-    return conflicting
+
+    program: Program
+    grid: Cta
+    arguments: dict[str, tuple[str, Any]]
+    shared_size: int = 0
+    lent: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name, (type, value) in self.arguments.items() if type.startswith("*")}
+
+    def copied(self) -> "Launch":
+        """With tensors of its own, which share memory where the launch's do."""
+        storages: dict[int, torch.UntypedStorage] = {}
+
+        def copy(t: Tensor) -> Tensor:
+            storage = t.untyped_storage()
+            own = storages.setdefault(storage.data_ptr(), storage.clone())
+            return torch.empty(0, dtype=t.dtype).set_(own, t.storage_offset(), t.shape, t.stride())
+
+        arguments = {name: (type, copy(v) if type.startswith("*") else v) for name, (type, v) in self.arguments.items()}
+        return replace(self, arguments=arguments)
+
+    def run(self, conditions: Conditions = Conditions()) -> set[int]:  # noqa: B008 - it is frozen
+        """On the host tensors. Returns the lines of stores whose lanes had different values for one address."""
+        program = self.program if conditions.mutate is None else Program(conditions.mutate(self.program.kernel))
+        memory, draws = GlobalMemory(), random.Random(conditions.seed)
+        parameters = self._parameters(memory)
+        ctas = [(x, y, z) for z in range(self.grid[2]) for y in range(self.grid[1]) for x in range(self.grid[0])]
+        draws.shuffle(ctas)
+        together = max(1, LANES // program.kernel.threads)
+        conflicting: set[int] = set()
+        for first in range(0, len(ctas), together):
+            machine = Machine(
+                program, ctas[first : first + together], self.grid, parameters, memory, self.shared_size,
+                conditions.poison, draws,
+            )  # fmt: skip
+            machine.run()
+            conflicting |= {program.instructions[i].line for i in machine.conflicting}
+        return conflicting
+
+    def _parameters(self, memory: GlobalMemory) -> dict[str, np.ndarray]:
+        values = []
+        for name, (type, value) in self.arguments.items():
+            bits = memory.add(name, value) if type.startswith("*") else value
+            values.append(np.array([bits], _SCALARS["u64" if type.startswith("*") else type]))
+        for name, tensor in self.lent.items():
+            memory.lend(name, tensor)
+        names = list(self.program.kernel.parameters)
+        values += [np.zeros(1, np.uint64)] * (len(names) - len(values))  # triton's scratch memory, which is not used
+        return dict(zip(names, values, strict=True))
 
 
 @dataclass
@@ -71,11 +98,12 @@ class Launches:
 
     kernels: list[str] = field(default_factory=list)
     conflicting: set[tuple[str, int]] = field(default_factory=set)
+    recorded: list[Launch] = field(default_factory=list)  # as they were before they ran
     lent: dict[str, Tensor] = field(default_factory=dict)
 
 
 @contextmanager
-def emulated(conditions: Conditions) -> Iterator[Launches]:
+def emulated(conditions: Conditions, record: bool = False) -> Iterator[Launches]:
     """Inside, Triton kernels that are launched on host tensors are compiled for sm_80 and run by the emulator.
 
     Only for a process that has not imported them for triton's interpreter.
@@ -88,16 +116,15 @@ def emulated(conditions: Conditions) -> Iterator[Launches]:
 
     def run(kernel: JITFunction, *arguments: Any, grid: tuple[int, ...], warmup: bool, **options: Any) -> None:
         compiled = compile_only(kernel, *arguments, grid=grid, warmup=True, **options)
-        program = program_of(compiled.asm["ptx"])
-        if conditions.mutate is not None:
-            program = Program(conditions.mutate(program.kernel))
         values = dict(zip(kernel.arg_names, arguments, strict=False)) | options
         types = {name: type for name, type in compiled.src.signature.items() if type != "constexpr"}
-        passed = {name: (type, values[name]) for name, type in types.items()}
-        whole = (*grid, 1, 1)[:3]
-        lines = execute(program, whole, passed, compiled.metadata.shared, conditions, launches.lent)
+        values = {name: (type, values[name]) for name, type in types.items()}
+        program, shared_size = program_of(compiled.asm["ptx"]), compiled.metadata.shared
+        launch = Launch(program, (*grid, 1, 1)[:3], values, shared_size, launches.lent)
+        if record:
+            launches.recorded.append(launch.copied())
+        launches.conflicting |= {(kernel.__name__, line) for line in launch.run(conditions)}
         launches.kernels.append(kernel.__name__)
-        launches.conflicting |= {(kernel.__name__, line) for line in lines}
 
     driver.set_active(PretendDriver())
     JITFunction.run = run

@@ -16,14 +16,29 @@ from reference import TOLERANCE, errors
 from torch import Tensor
 
 from wnfused.kernels.triton import dtypes as dtype_names
-from wnfused.kernels.triton import run_conv, run_finish, run_linear, run_linear_backward, run_rows, run_vendor, support, tune
+from wnfused.kernels.triton import (
+    run_conv,
+    run_finish,
+    run_linear,
+    run_linear_backward,
+    run_rows,
+    run_vendor,
+    support,
+    tune,
+)
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.ops import reference as formulas
 from wnfused.ops import triton_backend
 
 from .launch import POISONS, Conditions, Launches, emulated
 
-DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 # Largest and root-mean-square error allowed where tf32 truncates both operands: each loses up to 2^-10 of its value.
 TRUNCATED = (4e-3, 2e-3)
 Tensors = tuple[Tensor | None, ...]
@@ -32,7 +47,7 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """``kind`` is "weight_norm", "linear", "convolution" or "transposed"; ``dtypes`` as kernels/triton/dtypes.py names them."""
+    """``kind``: "weight_norm", "linear", "convolution" or "transposed"; ``dtypes``: named as in kernels/triton/dtypes.py."""
 
     kind: str
     v: Numbers
@@ -96,21 +111,28 @@ def tensors_of(layer: Layer) -> list[Tensor | None]:
 
 def _forward(operators: object, layer: Layer, x: Tensor | None, v: Tensor, g: Tensor, b: Tensor | None) -> Tensors:
     if layer.kind == "weight_norm":
-        return operators.weight_norm(v, g, layer.dim, layer.eps)  # type: ignore[attr-defined]
+        return operators.weight_norm(v, g, layer.dim, layer.eps)
     if layer.kind == "linear":
-        return operators.linear(x, v, g, b, layer.dim, layer.eps, layer.relu)  # type: ignore[attr-defined]
-    return operators.convolution(x, v, g, b, *layer.geometry, layer.dim, layer.eps, layer.relu)  # type: ignore[attr-defined]
+        return operators.linear(x, v, g, b, layer.dim, layer.eps, layer.relu)
+    return operators.convolution(x, v, g, b, *layer.geometry, layer.dim, layer.eps, layer.relu)
 
 
 def _backward(
-    operators: object, layer: Layer, dy: Tensor, x: Tensor | None, v: Tensor, g: Tensor, norms: Tensor | None, y: Tensor | None
+    operators: object,
+    layer: Layer,
+    dy: Tensor,
+    x: Tensor | None,
+    v: Tensor,
+    g: Tensor,
+    norms: Tensor | None,
+    y: Tensor | None,
 ) -> Tensors:
     saved, mask = y if layer.relu else None, [True, True, True, layer.bias]
     if layer.kind == "weight_norm":
-        return operators.weight_norm_backward(dy, v, g, norms, layer.dim, layer.eps, mask[:2])  # type: ignore[attr-defined]
+        return operators.weight_norm_backward(dy, v, g, norms, layer.dim, layer.eps, mask[:2])
     if layer.kind == "linear":
-        return operators.linear_backward(dy, x, v, g, norms, saved, layer.dim, layer.eps, layer.bias, mask)  # type: ignore[attr-defined]
-    return operators.convolution_backward(dy, x, v, g, norms, saved, *layer.geometry, layer.dim, layer.eps, mask)  # type: ignore[attr-defined]
+        return operators.linear_backward(dy, x, v, g, norms, saved, layer.dim, layer.eps, layer.bias, mask)
+    return operators.convolution_backward(dy, x, v, g, norms, saved, *layer.geometry, layer.dim, layer.eps, mask)
 
 
 @contextmanager
@@ -133,29 +155,42 @@ def _as_the_layer_says(layer: Layer) -> Iterator[None]:
                     changed.enter_context(mock.patch.object(module, function, name))
         if layer.far:
             for module in (run_conv, run_finish, run_linear, run_linear_backward, run_rows, run_vendor):
-                changed.enter_context(mock.patch.object(module, "index64", lambda *tensors: True))
+                changed.enter_context(mock.patch.object(module, "index64", return_value=True))
             run_rows._launch_of.cache_clear()
             changed.callback(run_rows._launch_of.cache_clear)
         yield
 
 
-def run(layer: Layer, conditions: Conditions) -> tuple[dict[str, Tensor], Tensor, Launches]:
-    """Results by name, the dy that was used, and what was launched."""
-    x, v, g, b = tensors_of(layer)
+def forward_and_backward(
+    layer: Layer, x: Tensor | None, v: Tensor | None, g: Tensor | None, b: Tensor | None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Results by name, and the dy that was used."""
     assert v is not None and g is not None
-    before = [None if t is None else t.clone() for t in (x, v, g, b)]
-    with _as_the_layer_says(layer), emulated(conditions) as launches:
+    with _as_the_layer_says(layer):
         y, norms = _forward(triton_backend, layer, x, v, g, b)
         assert y is not None and norms is not None
         noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
         # Leaning towards y: dg = <dw, u> is then no sum of terms that cancel.
         dy = placed((noise + y.double()).to(y.dtype), layer.offset, last=layer.last)
         gradients = _backward(triton_backend, layer, dy, x, v, g, norms, y)
-    for t, was in zip((x, v, g, b), before, strict=True):
-        assert t is None or torch.equal(t, was), f"{layer}: an input was written to"  # type: ignore[arg-type]
+    return _named(layer, y, norms, gradients), dy
+
+
+def _named(layer: Layer, y: Tensor, norms: Tensor, gradients: Tensors) -> dict[str, Tensor]:
     names = ["dv", "dg"] if layer.kind == "weight_norm" else ["dx", "dv", "dg", "db"]
     found = {"y": y, "norms": norms, **dict(zip(names, gradients, strict=True))}
-    return {name: t for name, t in found.items() if t is not None}, dy, launches
+    return {name: t for name, t in found.items() if t is not None}
+
+
+def run(layer: Layer, conditions: Conditions, record: bool = False) -> tuple[dict[str, Tensor], Tensor, Launches]:
+    """Results by name, the dy that was used, and what was launched."""
+    inputs = tensors_of(layer)
+    before = [None if t is None else t.clone() for t in inputs]
+    with emulated(conditions, record) as launches:
+        found, dy = forward_and_backward(layer, *inputs)
+    for t, was in zip(inputs, before, strict=True):
+        assert t is None or torch.equal(t, was), f"{layer}: an input was written to"
+    return found, dy, launches
 
 
 def wanted(layer: Layer, dy: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -164,9 +199,7 @@ def wanted(layer: Layer, dy: Tensor, y: Tensor) -> dict[str, Tensor]:
     assert v is not None and g is not None
     y_wide, norms = _forward(formulas, layer, x, v, g, b)
     gradients = _backward(formulas, layer, dy.double(), x, v, g, None, y.double())
-    names = ["dv", "dg"] if layer.kind == "weight_norm" else ["dx", "dv", "dg", "db"]
-    found = {"y": y_wide, "norms": norms, **dict(zip(names, gradients, strict=True))}
-    return {name: t for name, t in found.items() if t is not None}
+    return _named(layer, y_wide, norms, gradients)
 
 
 def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]:
@@ -175,7 +208,7 @@ def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]
     assert found.keys() == expected.keys(), layer
     wide = max(layer.types, key=lambda dtype: TOLERANCE[dtype])
     # dv = g/n (dw − c u): where the two cancel no result is closer than relative to them
-    g = (tensors_of(layer)[2]).double()  # type: ignore[union-attr]
+    g = (tensors_of(layer)[2]).double()
     terms = (g * expected["dg"].view(g.shape) / expected["norms"].view(g.shape)).nan_to_num().abs().max().item()
     said = []
     for name, t in found.items():
@@ -197,11 +230,61 @@ def check(layer: Layer, seed: int = 0) -> list[str]:
     found, dy, launches = run(layer, Conditions(seed, POISONS[0]))
     again, _, _ = run(layer, Conditions(seed + 1, POISONS[1]))
     said = differences(layer, found, dy)
-    said += [f"{name}: other bits in another order or with another poison" for name in found if _differ(found[name], again[name])]
-    said += [f"{kernel}, PTX line {line}: lanes store different values to one address" for kernel, line in launches.conflicting]
+    said += [
+        f"{name}: other bits in another order or with another poison"
+        for name in found
+        if _differ(found[name], again[name])
+    ]
+    said += [
+        f"{kernel}, PTX line {line}: lanes store different values to one address"
+        for kernel, line in launches.conflicting
+    ]
     assert not said, "\n".join([f"check({layer}, seed={seed})", *said])
     return launches.kernels
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:
-    return not torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return not torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def drawn(seed: int) -> Layer:
+    """Any layer: kinds, dtypes, dims, options, geometry, layouts, alignments and plans."""
+    draws = random.Random(seed)
+    kind = draws.choice(["linear", "linear", "convolution", "convolution", "transposed", "weight_norm"])
+    names = ["fp32", "tf32", "bf16", "fp16", "bf16/fp32", "fp16/fp32"]
+    common = {
+        "eps": draws.choice([0.0, 0.0, 1e-3]), "offset": draws.choice([0, 0, 0, 1, 2, 4]),
+        "far": draws.random() < 0.15, "scale": draws.choice([1.0, 1.0, 1.0, 1e-3, 10.0]),
+    }  # fmt: skip
+    if kind == "weight_norm":
+        shape = tuple(draws.choice([1, 2, 3, 5, 16, 33, 100, 300]) for _ in range(draws.randint(1, 3)))
+        dim = draws.choice([None, *range(len(shape))])
+        return Layer(kind, shape, dtypes=draws.choice([*names[:1], *names[2:4], "fp64"]), dim=dim, **common)
+    common |= {
+        "dtypes": draws.choice(names), "relu": draws.random() < 0.4, "bias": draws.random() < 0.6,
+        "plan": draws.choice([None, draws.randrange(1000)]),
+    }  # fmt: skip
+    if kind == "linear":
+        m, k, n = (draws.choice([1, 3, 8, 16, 17, 33, 64, 80, 96, 130, 160]) for _ in range(3))
+        return Layer(
+            kind, (n, k), (m, k), dim=draws.choice([0, 0, 0, 1, None]), gap=draws.choice([0, 0, 3, 16]), **common
+        )
+    return _drawn_convolution(kind, draws, common)
+
+
+def _drawn_convolution(kind: str, draws: random.Random, common: dict) -> Layer:
+    n = draws.choice([1, 2, 2, 3])
+    kernel, stride, dilation = (tuple(draws.randint(1, most) for _ in range(n)) for most in (3, 3, 2))
+    padding = tuple(
+        draws.randint(0, d * (k - 1) // 2 if kind == "transposed" else 2) for k, d in zip(kernel, dilation, strict=True)
+    )
+    groups = draws.choice([1, 1, 1, 2, 3])
+    inputs, outputs = (groups * draws.choice([1, 2, 5, 16, 32]) for _ in range(2))
+    if draws.random() < 0.2:  # depthwise
+        groups = inputs = outputs = draws.choice([3, 16, 40])
+    v = (inputs, outputs // groups, *kernel) if kind == "transposed" else (outputs, inputs // groups, *kernel)
+    size = tuple(d * (k - 1) + draws.randint(1, 12 if n == 1 else 5) for k, d in zip(kernel, dilation, strict=True))
+    return Layer(
+        kind, v, (draws.randint(1, 3), inputs, *size), dim=draws.choice([0, 0, 0, 1, None, 2]), stride=stride,
+        padding=padding, dilation=dilation, groups=groups, last=draws.random() < 0.5, **common,
+    )  # fmt: skip

@@ -44,7 +44,7 @@ def _shared_width(instruction: Instruction) -> int:
     """Of the narrowest access to shared memory that the instruction makes, in bytes."""
     parts = instruction.opcode.split(".")
     if parts[0] not in ("ld", "st") or "shared" not in parts:
-        return 16 if "cp.async.ca" not in instruction.opcode else int(instruction.operands[2])  # type: ignore[arg-type]
+        return 16 if "cp.async.ca" not in instruction.opcode else int(instruction.operands[2])
     count = next((int(part[1:]) for part in parts if part in ("v2", "v4")), 1)
     return TYPES[parts[-1]].itemsize * count
 
@@ -89,8 +89,8 @@ class Copies:
 
 class Machine:
     def __init__(
-        self, program: Program, ctas: Sequence[Cta], parameters: dict[str, np.ndarray], memory: GlobalMemory,
-        shared_size: int, poison: int, draws: random.Random,
+        self, program: Program, ctas: Sequence[Cta], grid: Cta, parameters: dict[str, np.ndarray],
+        memory: GlobalMemory, shared_size: int, poison: int, draws: random.Random,
     ) -> None:  # fmt: skip
         self.program, self.parameters, self.memory, self.draws = program, parameters, memory, draws
         self.threads = program.kernel.threads
@@ -99,23 +99,26 @@ class Machine:
         self.copies = Copies(len(self.all), self.shared, poison)
         self.conflicting: set[int] = set()  # stores whose lanes had different values for one address
         self.registers: dict[str, Lanes] = {}
-        self._poison = {bits: np.full(len(self.all), constant(poison, f"b{bits}" if bits > 1 else "pred")) for bits in BITS}
-        axes = dict(zip("xyz", np.repeat(np.array(ctas, np.uint32), self.threads, axis=0).T, strict=True))
-        self.special = {f"%ctaid.{axis}": np.ascontiguousarray(values) for axis, values in axes.items()}
+        self._poison = {
+            bits: np.full(len(self.all), constant(poison, f"b{bits}" if bits > 1 else "pred")) for bits in BITS
+        }
+        places = np.repeat(np.array(ctas, np.uint32), self.threads, axis=0).T
+        self.special = {"global_smem": np.zeros(len(self.all), np.uint32)}
         self.special["%tid.x"] = (self.all % self.threads).astype(np.uint32)
+        for axis, place, size in zip("xyz", places, grid, strict=True):
+            self.special[f"%ctaid.{axis}"] = np.ascontiguousarray(place)
+            self.special[f"%nctaid.{axis}"] = np.full(len(self.all), size, np.uint32)
 
     # --- operands -----------------------------------------------------------------------------------------------------
 
     def read(self, operand: Operand, type: str, lanes: Lanes) -> Lanes:
         """An operand as a type: of the given lanes, or one value for all."""
         if isinstance(operand, int):
-            return constant(operand, type)  # type: ignore[return-value]
+            return constant(operand, type)
         if isinstance(operand, Symbol):
-            if operand.name == "global_smem":
-                return constant(0, type)  # type: ignore[return-value]
             value = self.special[operand.name]
         else:
-            value = self.registers.get(operand.name, self._poison[operand.bits])  # type: ignore[union-attr]
+            value = self.registers.get(operand.name, self._poison[operand.bits])
         if lanes is not self.all:
             value = value[lanes]
         dtype = TYPES.get(type, BITS[16])
@@ -142,7 +145,7 @@ class Machine:
 
     def guard(self, instruction: Instruction, lanes: Lanes) -> Lanes:
         """The lanes for which the instruction's predicate holds."""
-        passed = self.read(instruction.predicate, "pred", lanes) != instruction.negated  # type: ignore[arg-type]
+        passed = self.read(instruction.predicate, "pred", lanes) != instruction.negated
         return lanes if passed.all() else lanes[passed]
 
     def drawn(self) -> bool:
@@ -179,7 +182,7 @@ class Machine:
             return
         passed = lanes if end.predicate is None else self.guard(end, lanes)
         if end.opcode.startswith("bra"):
-            self.position[passed] = self.program.kernel.labels[end.operands[0].name]  # type: ignore[union-attr]
+            self.position[passed] = self.program.kernel.labels[end.operands[0].name]
         elif end.opcode == "ret":
             self.position[passed] = len(self.program.blocks)
         elif end.opcode == "bar.warp.sync":

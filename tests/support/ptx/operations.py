@@ -1,4 +1,4 @@
-"""What an opcode computes from its operands, lane by lane. ``.rn`` is exact; ``div.full`` errs as far as it is allowed."""
+"""What an opcode computes from its operands, lane by lane. ``.rn`` is exact; ``div.full`` errs as far as it may."""
 
 import functools
 import operator
@@ -25,7 +25,9 @@ def _quotient(a: Lanes, b: Lanes) -> Lanes:
     """Of integers, towards zero. What a division by 0 gives is not defined: nothing may depend on it."""
     divisor = np.where(b == 0, 1, b).astype(b.dtype)
     floor = a // divisor
-    return np.where(b == 0, ~np.zeros_like(a), floor + ((floor * divisor != a) & ((a < 0) != (divisor < 0))).astype(a.dtype))
+    return np.where(
+        b == 0, ~np.zeros_like(a), floor + ((floor * divisor != a) & ((a < 0) != (divisor < 0))).astype(a.dtype)
+    )
 
 
 def _full_range_quotient(a: Lanes, b: Lanes) -> Lanes:

@@ -115,7 +115,7 @@ def _instruction(statement: str, line: int, source: str) -> Instruction:
     negated, predicate, opcode, operands = match.groups()
     text = re.sub(r"\s+", " ", statement)
     guard = None if predicate is None else _operand(predicate)
-    return Instruction(line, text, source, opcode, tuple(map(_operand, _split(operands))), guard, bool(negated))  # type: ignore[arg-type]
+    return Instruction(line, text, source, opcode, tuple(map(_operand, _split(operands))), guard, bool(negated))
 
 
 def _split(text: str) -> list[str]:
@@ -128,7 +128,7 @@ def _operand(text: str) -> Operand:
         return tuple(map(_operand, _split(text[1:-1])))
     if text.startswith("["):
         base, _, offset = text[1:-1].replace(" ", "").partition("+")
-        return Address(_operand(base), int(offset or "0", 0))  # type: ignore[arg-type]
+        return Address(_operand(base), int(offset or "0", 0))
     if "|" in text:  # two results of one instruction
         return tuple(map(_operand, text.split("|")))
     if register := re.fullmatch(r"(%(?:p|rs|rd|r))\d+", text):

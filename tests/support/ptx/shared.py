@@ -58,7 +58,9 @@ class Marks:
 
 
 class SharedMemory:
-    def __init__(self, ctas: int, threads: int, size: int, unit: int, poison: int, instructions: Sequence[Instruction]) -> None:
+    def __init__(
+        self, ctas: int, threads: int, size: int, unit: int, poison: int, instructions: Sequence[Instruction]
+    ) -> None:
         self.threads, self.size, self.unit = threads, size, unit
         self.step = -(-size // 16) * 16
         self.data = np.full(ctas * self.step, poison & 0xFF, np.uint8)
@@ -72,7 +74,9 @@ class SharedMemory:
     def pass_warp_barrier(self, lanes: Lanes) -> None:
         self.time[lanes] += 1
 
-    def load(self, lanes: Lanes, address: Lanes, element: int, count: int, instruction: int, collective: bool = False) -> Lanes:
+    def load(
+        self, lanes: Lanes, address: Lanes, element: int, count: int, instruction: int, collective: bool = False
+    ) -> Lanes:
         """[lanes, count] elements. A collective load's data go to the whole warp."""
         at = self._place(lanes, address, element * count, instruction)
         units, now, lane = self._units(at, element * count), self.time[lanes][:, None], lanes[:, None]
@@ -107,9 +111,14 @@ class SharedMemory:
     def _place(self, lanes: Lanes, address: Lanes, width: int, instruction: int) -> Lanes:
         place = address.astype(np.int64)
         if (outside := place + width > self.size).any():
-            raise Failure(f"shared address {place[outside][0]} is past the CTA's {self.size} bytes", self.instructions[instruction])
+            raise Failure(
+                f"shared address {place[outside][0]} is past the CTA's {self.size} bytes",
+                self.instructions[instruction],
+            )
         if (crooked := place & (width - 1) != 0).any():
-            raise Failure(f"shared address {place[crooked][0]} is no multiple of {width}", self.instructions[instruction])
+            raise Failure(
+                f"shared address {place[crooked][0]} is no multiple of {width}", self.instructions[instruction]
+            )
         return lanes // self.threads * self.step + place
 
     def _units(self, at: Lanes, width: int) -> Lanes:

@@ -9,13 +9,14 @@ from . import warps
 from .failures import Failure
 from .lanes import TYPES, Lanes
 from .operations import Unknown, operation
-from .parser import Address, Instruction, Operand, Register, Symbol
+from .parser import Instruction, Operand, Register, Symbol
 from .shared import IN_FLIGHT
 
 if TYPE_CHECKING:
     from .machine import Machine
 
 Step = Callable[["Machine", Lanes], None]
+SPECIAL_REGISTERS = {"%tid.x", "global_smem", *(f"%{name}.{axis}" for name in ("ctaid", "nctaid") for axis in "xyz")}
 _HINTS = {"L1::evict_last", "L1::evict_first", "L2::cache_hint"}
 
 
@@ -47,6 +48,8 @@ def _arithmetic(instruction: Instruction) -> Step:
     compute, types = operation(instruction.opcode)
     if len(types) != len(sources) or not isinstance(target, Register):
         raise Unknown
+    if any(isinstance(source, Symbol) and source.name not in SPECIAL_REGISTERS for source in sources):
+        raise Unknown
     operands = [*zip(sources, types, strict=True)]
 
     def run(machine: "Machine", lanes: Lanes) -> None:
@@ -59,14 +62,14 @@ def _packed_move(target: Operand, source: Operand) -> Step:
     """Registers into a wider one, the first lowest, or the other way."""
 
     def pack(machine: "Machine", lanes: Lanes) -> None:
-        parts = [machine.read(part, f"b{part.bits}", lanes) for part in source]  # type: ignore[union-attr]
+        parts = [machine.read(part, f"b{part.bits}", lanes) for part in source]
         columns = np.stack([np.broadcast_to(part, len(lanes)) for part in parts], 1)
-        machine.write(target, columns.view(f"u{target.bits // 8}")[:, 0], lanes)  # type: ignore[arg-type, union-attr]
+        machine.write(target, columns.view(f"u{target.bits // 8}")[:, 0], lanes)
 
     def unpack(machine: "Machine", lanes: Lanes) -> None:
-        whole = machine.read(source, f"b{source.bits}", lanes)  # type: ignore[union-attr]
-        parts = np.ascontiguousarray(whole)[:, None].view(f"u{source.bits // 8 // len(target)}")  # type: ignore[arg-type, union-attr]
-        for i, part in enumerate(target):  # type: ignore[arg-type]
+        whole = machine.read(source, f"b{source.bits}", lanes)
+        parts = np.ascontiguousarray(whole)[:, None].view(f"u{source.bits // 8 // len(target)}")
+        for i, part in enumerate(target):
             if isinstance(part, Register):  # a part may be left out
                 machine.write(part, parts[:, i].copy(), lanes)
 
@@ -74,7 +77,7 @@ def _packed_move(target: Operand, source: Operand) -> Step:
 
 
 def _packed_comparison(instruction: Instruction) -> Step:
-    (low, high), *sources = instruction.operands  # type: ignore[misc]
+    (low, high), *sources = instruction.operands
     compute, _ = operation(instruction.opcode.removesuffix("x2"))
 
     def run(machine: "Machine", lanes: Lanes) -> None:
@@ -98,20 +101,20 @@ def _access(rest: str, space: str) -> tuple[int, int]:
 
 
 def _registers(operand: Operand) -> tuple[Register, ...]:
-    return operand if isinstance(operand, tuple) else (operand,)  # type: ignore[return-value]
+    return operand if isinstance(operand, tuple) else (operand,)
 
 
 def _load(index: int, instruction: Instruction, rest: str) -> Step:
     target, address = instruction.operands[:2]
     registers, space = _registers(target), rest.partition(".")[0]
     if space == "param":
-        return _load_parameter(registers[0], address.base, rest.partition(".")[2])  # type: ignore[union-attr]
+        return _load_parameter(registers[0], address.base, rest.partition(".")[2])
     element, count = _access(rest, space)
     if count != len(registers):
         raise Unknown
 
     def run(machine: "Machine", lanes: Lanes) -> None:
-        place = machine.address(address, lanes)  # type: ignore[arg-type]
+        place = machine.address(address, lanes)
         if space == "global":
             values = machine.memory.load(place, element, count, instruction)
         else:
@@ -137,7 +140,7 @@ def _store(index: int, instruction: Instruction, rest: str) -> Step:
         raise Unknown
 
     def run(machine: "Machine", lanes: Lanes) -> None:
-        place = machine.address(address, lanes)  # type: ignore[arg-type]
+        place = machine.address(address, lanes)
         columns = [np.broadcast_to(machine.read(r, f"b{8 * element}", lanes), len(lanes)) for r in registers]
         values, backwards = np.stack(columns, 1), machine.drawn()
         if space == "global":
@@ -155,21 +158,21 @@ def _copy(index: int, instruction: Instruction, rest: str) -> Step:
     if rest == "async.commit_group":
         return lambda machine, lanes: machine.copies.commit(lanes)
     if rest == "async.wait_group":
-        return lambda machine, lanes: machine.copies.wait(lanes, instruction.operands[0])  # type: ignore[arg-type]
+        return lambda machine, lanes: machine.copies.wait(lanes, instruction.operands[0])
     if rest not in ("async.cg.shared.global", "async.ca.shared.global"):
         raise Unknown
     target, source, width, *size = instruction.operands
-    element = min(width, 8)  # type: ignore[type-var]
+    element = min(width, 8)
 
     def run(machine: "Machine", lanes: Lanes) -> None:
-        read = np.broadcast_to(machine.read(size[0], "u32", lanes) if size else np.uint32(width), len(lanes))  # type: ignore[arg-type]
+        read = np.broadcast_to(machine.read(size[0], "u32", lanes) if size else np.uint32(width), len(lanes))
         if ((read != 0) & (read != width)).any():
             raise Failure("a copy of a part of its bytes", instruction)
-        values = np.zeros((len(lanes), width), np.uint8)  # type: ignore[arg-type]
+        values = np.zeros((len(lanes), width), np.uint8)
         full = np.flatnonzero(read)
-        place = machine.address(source, lanes)[full]  # type: ignore[arg-type]
-        values[full] = machine.memory.load(place, element, width // element, instruction).view(np.uint8)  # type: ignore[operator, arg-type]
-        at = machine.shared.claim(lanes, machine.address(target, lanes), width, index, IN_FLIGHT)  # type: ignore[arg-type]
+        place = machine.address(source, lanes)[full]
+        values[full] = machine.memory.load(place, element, width // element, instruction).view(np.uint8)
+        at = machine.shared.claim(lanes, machine.address(target, lanes), width, index, IN_FLIGHT)
         machine.copies.issue(lanes, at, values)
 
     return run
@@ -193,8 +196,8 @@ def _shuffle(index: int, instruction: Instruction, rest: str) -> Step:
 
     def run(machine: "Machine", lanes: Lanes) -> None:
         source = lane if isinstance(lane, int) else _by_warps(machine, lane, lanes, instruction)
-        result = warps.shuffle(_by_warps(machine, value, lanes, instruction), mode, source)  # type: ignore[arg-type]
-        machine.write(target, result.ravel(), lanes)  # type: ignore[arg-type]
+        result = warps.shuffle(_by_warps(machine, value, lanes, instruction), mode, source)
+        machine.write(target, result.ravel(), lanes)
 
     return run
 
@@ -208,7 +211,7 @@ def _reduce(index: int, instruction: Instruction, rest: str) -> Step:
         if (_by_warps(machine, members, lanes, instruction) != 0xFFFFFFFF).any():
             raise Failure("a reduction over a part of a warp", instruction)
         largest = _by_warps(machine, value, lanes, instruction).view(np.int32).max(1)
-        machine.write(target, np.repeat(largest, 32), lanes)  # type: ignore[arg-type]
+        machine.write(target, np.repeat(largest, 32), lanes)
 
     return run
 
@@ -224,27 +227,27 @@ def _multiply(index: int, instruction: Instruction, rest: str) -> Step:
     type = _PRODUCTS[rest]
 
     def run(machine: "Machine", lanes: Lanes) -> None:
-        a, b, c = (np.stack([_by_warps(machine, r, lanes, instruction) for r in o]) for o in operands)  # type: ignore[union-attr]
-        for register, value in zip(target, warps.multiply(a, b, c, type), strict=True):  # type: ignore[arg-type]
-            machine.write(register, value.ravel(), lanes)  # type: ignore[arg-type]
+        a, b, c = (np.stack([_by_warps(machine, r, lanes, instruction) for r in o]) for o in operands)
+        for register, value in zip(target, warps.multiply(a, b, c, type), strict=True):
+            machine.write(register, value.ravel(), lanes)
 
     return run
 
 
 def _load_matrices(index: int, instruction: Instruction, rest: str) -> Step:
     registers, address = instruction.operands
-    count, transposed = len(registers), ".trans." in rest  # type: ignore[arg-type]
+    count, transposed = len(registers), ".trans." in rest
     if rest.replace(".trans", "") != f"sync.aligned.m8n8.x{count}.shared.b16":
         raise Unknown
 
     def run(machine: "Machine", lanes: Lanes) -> None:
-        by_warps = _by_warps(machine, address.base, lanes, instruction)  # type: ignore[union-attr]
+        by_warps = _by_warps(machine, address.base, lanes, instruction)
         givers = lanes.reshape(-1, 32)[:, : 8 * count].ravel()
-        place = machine.address(address, givers)  # type: ignore[arg-type]
+        place = machine.address(address, givers)
         rows = machine.shared.load(givers, place, 2, 8, index, collective=True)
         loaded = warps.matrices(rows.reshape(len(by_warps), count, 8, 8), transposed)
-        for register, value in zip(registers, loaded, strict=True):  # type: ignore[arg-type]
-            machine.write(register, value.ravel(), lanes)  # type: ignore[arg-type]
+        for register, value in zip(registers, loaded, strict=True):
+            machine.write(register, value.ravel(), lanes)
 
     return run
 
@@ -252,10 +255,17 @@ def _load_matrices(index: int, instruction: Instruction, rest: str) -> Step:
 def _policy(index: int, instruction: Instruction, rest: str) -> Step:
     """A hint to the cache, which has none here."""
     target = instruction.operands[0]
-    return lambda machine, lanes: machine.write(target, np.uint64(0), lanes)  # type: ignore[arg-type]
+    return lambda machine, lanes: machine.write(target, np.uint64(0), lanes)
+
+
+def _trap(index: int, instruction: Instruction, rest: str) -> Step:
+    def run(machine: "Machine", lanes: Lanes) -> None:
+        raise Failure("a trap", instruction)
+
+    return run
 
 
 _SPECIAL: dict[str, Callable[[int, Instruction, str], Step]] = {
     "ld": _load, "st": _store, "cp": _copy, "shfl": _shuffle, "redux": _reduce, "mma": _multiply,
-    "ldmatrix": _load_matrices, "createpolicy": _policy,
+    "ldmatrix": _load_matrices, "createpolicy": _policy, "trap": _trap,
 }  # fmt: skip

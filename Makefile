@@ -52,17 +52,14 @@ test: setup lint ## lint, build the native kernels and run the tests
 	@echo "==> running the tests"
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
-OPERATOR_TESTS = $(wildcard $(addprefix tests/test_,linear.py weight_norm.py convolution*.py autograd*.py opcheck.py \
-    compile.py export.py fake_tensors.py autocast.py saved_memory.py))
-
 test-triton: setup ## run the operators' own tests on the Triton kernels, in triton's interpreter (more than half an hour)
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
-	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(OPERATOR_TESTS) $(ARGS)
+	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
 test-gpu: setup ## run the Triton kernels' tests on the GPU at hand instead of in the interpreter
 	@echo "==> testing the Triton kernels on a GPU"
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest $(wildcard tests/test_triton_*.py) $(ARGS)
+	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
 
 train: setup ## train a deep weight-normalized network from three initializations (ARGS="--preset smoke": another run)
 	@echo "==> building the native CPU kernels"

@@ -1,1 +1,1 @@
-"""Speed of weight-normalized layers against the plain layer and torch's own weight norm, interleaved in one run."""
+"""Speed of weight-normalized layers relative to the plain layer and to torch's weight norm, interleaved in one run."""

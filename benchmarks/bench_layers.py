@@ -1,6 +1,6 @@
-"""The speed table's cases one by one under pytest-benchmark, for the spread of each: ``pytest benchmarks``.
+"""The rows of the speed table under pytest-benchmark, which shows the spread of each: ``pytest benchmarks``.
 
-Ratios are taken from ``make bench``, which interleaves the peers; here they run one after the other.
+Take ratios from ``make bench``, which interleaves the peers; here they run one after the other.
 """
 
 from typing import Any

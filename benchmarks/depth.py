@@ -1,4 +1,4 @@
-"""How far signal and gradient come under each initialization: norm ratios at depth 10, 100 and 1000.
+"""Signal propagation under each initialization: norm ratios of activations and gradients at depth 10, 100 and 1000.
 
 python -m benchmarks.depth [--width 200] [--networks 3] [--markdown FILE]
 """
@@ -20,7 +20,7 @@ SAMPLES = 64
 
 
 class Block(nn.Module):
-    """x + second(relu(first(x))), as the residual networks of the paper's figure 1."""
+    """x + second(relu(first(x))), the block of the residual networks in figure 1 of the paper."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ SCHEMES: dict[str, Scheme] = {
 def ratios(
     make: Callable[[int, int], nn.Module], depth: int, width: int, scheme: Scheme, seed: int
 ) -> tuple[float, float]:
-    """(‖h‖/‖x‖ at the end, ‖dh‖/‖dy‖ at the start), averaged over the samples."""
+    """(‖h‖/‖x‖ of the last layer, ‖dh‖/‖dy‖ of the first), averaged over the samples."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, width, generator=generator)
     model = make(depth, width)
@@ -80,13 +80,13 @@ def table(make: Callable[[int, int], nn.Module], width: int, networks: int) -> s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--width", type=int, default=200)
-    parser.add_argument("--networks", type=int, default=3, help="networks to average over")
+    parser.add_argument("--networks", type=int, default=3, help="number of networks to average over")
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     size = (options.width, options.networks)
     pages = [
         f"Plain ReLU networks, width {size[0]}, {size[1]} networks each:\n\n{table(plain, *size)}",
-        f"Residual networks of blocks of two layers, the same width:\n\n{table(residual, *size)}",
+        f"Residual networks with two layers per block, the same width:\n\n{table(residual, *size)}",
     ]
     if options.markdown:
         options.markdown.write_text("\n\n".join(pages) + "\n")

@@ -1,8 +1,8 @@
-"""The speed table on a GPU: forward + backward against the plain layer, by layer and dtype. Run by ``make bench-gpu``.
+"""The speed table on a GPU: forward + backward relative to the plain layer, per dtype. Run by ``make bench-gpu``.
 
 python -m benchmarks.gpu [--device cuda] [--dtype bfloat16 …] [--seconds 2] [--only TEXT] [--json FILE]
 
-Weights are float32 and activations the given dtype (autocast), as mixed-precision training has them; with float32 both.
+Weights are float32 and activations have the given dtype (autocast), as in mixed-precision training.
 """
 
 import argparse
@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 import wnfused
-from benchmarks.interleave import Timing, interleave
 from benchmarks.peers import PEERS, training_step, with_weight_norm
-from benchmarks.resnet import resnet
+from wnfused.diagnostics.timing import Timing, interleave
+from wnfused.models import resnet110
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ CASES = (
     Case("Conv2d 640→640 3×3 @8², batch 128", lambda: nn.Conv2d(640, 640, 3, padding=1), (128, 640, 8, 8)),
     Case("Conv2d 64→64 3×3 @8², batch 128", lambda: nn.Conv2d(64, 64, 3, padding=1), (128, 64, 8, 8)),
     Case("Conv1d 512→512 k7, length 8192", lambda: nn.Conv1d(512, 512, 7, padding=3), (4, 512, 8192)),
-    Case("ResNet-110, batch 128", lambda: resnet(110), (128, 3, 32, 32)),
+    Case("ResNet-110, batch 128", lambda: resnet110(norm="none"), (128, 3, 32, 32)),
 )
 
 
@@ -51,31 +51,31 @@ def measure(case: Case, device: torch.device, dtype: torch.dtype, seconds: float
 
 
 def _under_autocast(step: Callable[[], None], device: torch.device, dtype: torch.dtype) -> Callable[[], None]:
-    """The step, with the GPU's work finished when it returns: launches alone are not what is measured.
+    """Run the step under autocast and wait for the GPU, so that more than the launches is measured.
 
-    Every step enters autocast anew, as training does: an outer one would keep the plain layer's cast weight for all.
+    Every step enters autocast anew, as training does: an outer autocast would cache the plain layer's cast weight.
     """
 
-    def finished() -> None:
+    def synchronized() -> None:
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    return finished
+    return synchronized
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="measuring time of each row")
-    parser.add_argument("--only", default="", help="rows whose name contains this text")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measuring time per row")
+    parser.add_argument("--only", default="", help="measure only rows whose name contains TEXT", metavar="TEXT")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = torch.device(options.device)
     if device.type == "cuda":
-        wnfused.backend("triton")  # or an error: a quiet fallback would be measured under its name
+        wnfused.backend("triton")  # raises if it cannot run; a silent fallback would be reported as Triton
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     environment = f"wnfused {wnfused.__version__}, torch {torch.__version__}, {name}"
     print(f"Ratios to the plain layer, forward + backward, interleaved; {environment}.\n")

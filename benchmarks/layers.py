@@ -1,4 +1,4 @@
-"""The speed table: each layer's forward + backward against the plain layer's. Run by ``make bench``.
+"""The speed table: forward + backward of each layer relative to the plain layer. Run by ``make bench``.
 
 python -m benchmarks.layers [--threads 2] [--seconds 4] [--only TEXT] [--json FILE] [--markdown FILE]
 """
@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import wnfused
-from benchmarks.interleave import Timing, interleave
 from benchmarks.peers import PEERS, inference, training_step, whole_step, with_weight_norm
-from benchmarks.resnet import resnet
+from wnfused.diagnostics.timing import Timing, interleave
+from wnfused.models import resnet110
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ CASES = (
     Case("Conv1d 512→512 k7, length 32, batch 1", lambda: nn.Conv1d(512, 512, 7, padding=3), (1, 512, 32), 1.15, 1.05),
     _linear(8, 4096, 4096, 1.30, 1.05, "inference"),
     _linear(8, 4096, 4096, 1.02, 1.02, "frozen"),
-    Case("ResNet-110, batch 8, whole step", lambda: resnet(110), (8, 3, 32, 32), 1.05, 1.02, "whole step"),
+    Case("ResNet-110, batch 8, whole step", lambda: resnet110(norm="none"), (8, 3, 32, 32), 1.05, 1.02, "whole step"),
 )
 
 
@@ -89,8 +89,8 @@ HEADER = "| layer | plain | torch hook | torch parametrized | wnfused | must | a
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=4.0, help="measuring time of each row")
-    parser.add_argument("--only", default="", help="rows whose name contains this text")
+    parser.add_argument("--seconds", type=float, default=4.0, help="measuring time per row")
+    parser.add_argument("--only", default="", help="measure only rows whose name contains TEXT", metavar="TEXT")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()

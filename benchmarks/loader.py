@@ -1,4 +1,4 @@
-"""Images per second that the loader makes: whether it could hold training back.
+"""Throughput of the data loader in images per second, to see whether it could limit training.
 
 python -m benchmarks.loader [--data NAME] [--data-dir DIR] [--batch 128] [--threads 2] [--seconds 2]
 """
@@ -12,14 +12,14 @@ import torch
 from wnfused.data import NAMES, Augmentation, DataError, Dataset, Loader, Split, load
 
 CASES = {
-    "normalization alone": Augmentation(),
+    "normalization only": Augmentation(),
     "crop 4, flip": Augmentation(crop=4, flip=True),
     "crop 4, flip, cutout 16": Augmentation(crop=4, flip=True, cutout=16),
 }
 
 
 def noise() -> Dataset:
-    """As many bytes as CIFAR-10 has, when no data is at hand: the loader does not care what they show."""
+    """Random bytes in the shape of CIFAR-10: the loader's speed does not depend on the content."""
     source = torch.Generator().manual_seed(0)
     images = torch.randint(256, (50_000, 3, 32, 32), dtype=torch.uint8, generator=source)
     split = Split(images, torch.randint(10, (len(images),), generator=source))
@@ -27,7 +27,7 @@ def noise() -> Dataset:
 
 
 def milliseconds(loader: Loader, seconds: float) -> float:
-    """Median time of a batch."""
+    """Median time per batch."""
     times: list[float] = []
     start = time.perf_counter()
     for epoch in range(1_000_000):
@@ -42,12 +42,12 @@ def milliseconds(loader: Loader, seconds: float) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure the loader.")
-    parser.add_argument("--data", default="noise", choices=("noise", *NAMES), help="(default: random bytes)")
-    parser.add_argument("--data-dir", help="the folder that holds the data")
+    parser = argparse.ArgumentParser(description="Measure the throughput of the data loader.")
+    parser.add_argument("--data", default="noise", choices=("noise", *NAMES), help="data set (default: random bytes)")
+    parser.add_argument("--data-dir", help="directory with the data")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each row (default: 2)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="measuring time per row (default: 2)")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     try:
@@ -73,7 +73,7 @@ def main() -> int:
     for (name, channels_last), loader in loaders.items():
         took = milliseconds(loader, args.seconds)
         layout = "channels-last" if channels_last else "contiguous"
-        print(f"{name:<24} {layout:<14} {took:7.3f} ms a batch {1e3 * args.batch / took:10,.0f} images/s", flush=True)
+        print(f"{name:<24} {layout:<14} {took:7.3f} ms/batch {1e3 * args.batch / took:10,.0f} images/s", flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The layers that are compared: the plain one, torch's weight norm through both of its APIs, and wnfused's."""
+"""The implementations compared: the plain layer, both weight-norm APIs of torch, and wnfused."""
 
 import copy
 import warnings
@@ -13,7 +13,7 @@ PEERS = ("plain", "torch hook", "torch parametrized", "wnfused")
 
 
 def with_weight_norm(plain: nn.Module, peer: str) -> nn.Module:
-    """A copy of ``plain`` whose Linear and Conv layers are normalized the way ``peer`` does it."""
+    """A copy of ``plain`` whose Linear and Conv layers are weight-normalized by ``peer``."""
     model = copy.deepcopy(plain)
     if peer == "plain":
         return model
@@ -22,7 +22,7 @@ def with_weight_norm(plain: nn.Module, peer: str) -> nn.Module:
         return model
     normalize = nn.utils.weight_norm if peer == "torch hook" else nn.utils.parametrizations.weight_norm
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the hook API is deprecated, and what most models still use
+        warnings.simplefilter("ignore", FutureWarning)  # the hook API is deprecated, but most models still use it
         for layer in list(model.modules()):
             if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
                 normalize(layer)
@@ -30,7 +30,7 @@ def with_weight_norm(plain: nn.Module, peer: str) -> nn.Module:
 
 
 def training_step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    """Forward and backward with gradients for the input and all parameters, as in the middle of a network."""
+    """Forward and backward with gradients for the input and all parameters, as inside a network."""
     x = x.detach().requires_grad_()
     dy = torch.randn_like(model(x))
     leaves = [x, *model.parameters()]
@@ -46,7 +46,7 @@ def training_step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
 def whole_step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
     """A classifier's training step: forward, cross entropy, backward and SGD with momentum."""
     targets = torch.arange(len(x)) % model(x).shape[1]
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)  # too small to change what is measured
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)  # too small to change the weights noticeably
 
     def step() -> None:
         optimizer.zero_grad()

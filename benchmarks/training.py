@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.interleave import interleave
 from benchmarks.layers import environment
 from wnfused.data import Augmentation, Loader, Split
+from wnfused.diagnostics.timing import interleave
 from wnfused.train import Config, Progress
 from wnfused.train.build import network
 from wnfused.train.data import Images
@@ -28,14 +28,14 @@ from wnfused.train.optimizer import sgd
 from wnfused.train.run_folder import RunFolder
 
 SHAPE, CLASSES = (3, 32, 32), 10
-# The first is what the others are compared with. All start as the same function, but batch norm's.
+# The first is the baseline. All but batch norm start as the same function.
 VARIANTS: dict[str, dict[str, Any]] = {
     "no normalization": {"norm": "none"},
     "wnfused": {"norm": "weight"},
     "torch weight_norm": {"norm": "weight", "impl": "torch"},
     "batch norm": {"norm": "batch"},
 }
-RATE = 1e-4  # the weights shall move, but nowhere that changes the cost
+RATE = 1e-4  # small enough that no network diverges
 
 
 def settings(model: str, batch: int, **changes: Any) -> Config:
@@ -52,7 +52,7 @@ def example(batch: int) -> tuple[Tensor, Tensor]:
 
 
 def bare_step(config: Config, images: Tensor, labels: Tensor) -> Callable[[], None]:
-    """What anyone would write: nothing but the model, the loss and the optimizer."""
+    """The minimal training step: model, loss, optimizer."""
     model = build(config, images)
     optimizer = sgd(model, config)
 
@@ -66,7 +66,7 @@ def bare_step(config: Config, images: Tensor, labels: Tensor) -> Callable[[], No
 
 @contextmanager
 def trainer_of(config: Config, images: Tensor) -> Iterator[Trainer]:
-    """A run in a folder that is thrown away, on bytes that are noise."""
+    """A trainer on random images, with a temporary run directory."""
     numbers = torch.Generator().manual_seed(0)
     count = 2 * config.batch_size
     bytes_ = torch.randint(256, (count, *SHAPE), generator=numbers, dtype=torch.uint8)
@@ -87,10 +87,10 @@ def measure_steps(model: str, batch: int, seconds: float) -> dict[str, Any]:
 
 
 def measure_overhead(batch: int, seconds: float) -> dict[str, float]:
-    """Seconds a step that the loop adds to the bare step, and those of the loader.
+    """Seconds per step that the training loop adds to the bare step, and seconds per batch of the loader.
 
-    Measured on the smallest network: what Python does around the model does not depend on it, and a few microseconds
-    would be lost in the noise of a large one.
+    Measured on the smallest network: the overhead in Python does not depend on the model, and a few microseconds would
+    be lost in the noise of a large one.
     """
     images, labels = example(batch)
     config = settings("mlp-1-1", batch)
@@ -129,7 +129,7 @@ def row(model: str, batch: int, timings: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=20.0, help="measuring time of each row, at least 25 rounds")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measuring time per row, at least 25 rounds")
     parser.add_argument("--models", default="resnet20,resnet110")
     parser.add_argument("--batches", default="128,8")
     parser.add_argument("--json", type=Path)
@@ -145,9 +145,10 @@ def main() -> None:
     batch = int(options.batches.split(",")[0])
     overhead = measure_overhead(batch, options.seconds)
     step = results[f"{options.models.split(',')[0]}, batch {batch}"]["wnfused"]["seconds"]
-    print(f"\nOutside the model, at batch {batch}:")
+    print(f"\nOverhead outside the model at batch {batch}:")
     for name, seconds in overhead.items():
-        print(f"- {name}: {seconds * 1e6:.0f} µs a step, {seconds / step:.2%} of {options.models.split(',')[0]}'s")
+        share = f"{seconds / step:.2%} of a step of {options.models.split(',')[0]}"
+        print(f"- {name}: {seconds * 1e6:.0f} µs per step, {share}")
     if options.json:
         facts = {"environment": environment(options.threads), "steps": results, "overhead": overhead}
         options.json.write_text(json.dumps(facts, indent=1))

@@ -14,10 +14,10 @@ from collections.abc import Generator, Iterator
 import hypothesis
 import pytest
 import torch
-from chosen_backends import BACKENDS
 
 import wnfused
-from wnfused.ops import native
+from tests.support.chosen_backends import BACKENDS
+from wnfused.ops.backends import native
 
 # Several processes share the cores (make test); two threads each still run what is parallel in parallel.
 if "PYTEST_XDIST_WORKER" in os.environ:

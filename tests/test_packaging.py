@@ -19,7 +19,7 @@ ROOMS = {"wnfused": ROOT / "wnfused", "wnfused.kernels": ROOT / "kernels"}
 
 USE_IT = """
 import pathlib, torch, wnfused, wnfused.kernels.cpu, wnfused.kernels.triton
-from wnfused.ops import native
+from wnfused.ops.backends import native
 wnfused.backend("torch")
 y = wnfused.functional.wn_linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 1))
 assert y.shape == (2, 4)

@@ -1,10 +1,7 @@
 """Weight normalization that costs what a plain layer costs."""
 
-from wnfused import diagnostics, functional, init, models
-from wnfused.convert import ConvertReport, apply, convert
-from wnfused.fold import fold, to_torch
-from wnfused.freeze import frozen
-from wnfused.layers import (
+from wnfused import diagnostics, functional, init, models, nn, surgery
+from wnfused.nn import (
     WNConv1d,
     WNConv2d,
     WNConv3d,
@@ -12,10 +9,11 @@ from wnfused.layers import (
     WNConvTranspose2d,
     WNConvTranspose3d,
     WNLinear,
+    frozen,
+    precompute_norms,
 )
 from wnfused.ops.backends import BackendUnavailable, backend
-from wnfused.precompute import precompute_norms
-from wnfused.state_dicts import state_dict
+from wnfused.surgery import ConvertReport, apply, convert, fold, state_dict, to_torch
 
 __version__ = "0.1.0"
 __all__ = [
@@ -37,7 +35,9 @@ __all__ = [
     "functional",
     "init",
     "models",
+    "nn",
     "precompute_norms",
     "state_dict",
+    "surgery",
     "to_torch",
 ]

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wnfused.ops.arguments import FLOATS as FLOATS
+from wnfused.ops.arguments import MOST_SIZE
 from wnfused.ops.reference import gain_shape
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 ACTIVATIONS = (None, "relu")
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
@@ -140,6 +141,8 @@ def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int
     for v in values:
         if not is_integer(v) or v < least:
             raise ValueError(f"{where}: {name}: expected integers >= {least}, got {value!r}")
+        if v > MOST_SIZE:  # sums of larger ones leave 64 bits
+            raise ValueError(f"{where}: {name}: expected integers <= {MOST_SIZE}, got {value!r}")
     return [int(v) for v in values]
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wnfused import checks, ops
-from wnfused.geometry import Geometry, Size, conv_geometry, conv_transpose_geometry
+from wnfused.geometry import ConvOptions, Size
 
 __all__ = [
     "weight_norm",
@@ -72,91 +72,16 @@ def wn_linear(
     return ops.linear(_under_autocast(x), v, g, bias, dim, eps, activation == "relu")[0]
 
 
-def _conv(
-    n: int,
-    x: Tensor,
-    v: Tensor,
-    g: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Size | str,
-    dilation: Size,
-    groups: int,
-    padding_mode: str,
-    dim: int | None,
-    eps: float,
-    activation: str | None,
-) -> Tensor:
-    checks.tensors(_CONV[n], x, v, g, bias)
-    bias_shape = None if bias is None else bias.shape
-    geometry = conv_geometry(
-        n, x.shape, v.shape, g.shape, bias_shape, stride, padding, dilation, groups, padding_mode, dim, eps, activation
-    )
+def _convolution(x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, options: ConvOptions) -> Tensor:
+    checks.tensors(options.where, x, v, g, bias)
+    arguments, pad_first, relu = options.geometry(x.shape, v.shape, g.shape, None if bias is None else bias.shape)
     x = _under_autocast(x)
-    if geometry.pad_first is not None:
-        x = F.pad(x, geometry.pad_first, mode="constant" if padding_mode == "zeros" else padding_mode)
-    return _convolution(n, x, v, g, bias, geometry, False, groups, dim, eps, activation)
-
-
-def _conv_transpose(
-    n: int,
-    x: Tensor,
-    v: Tensor,
-    g: Tensor,
-    bias: Tensor | None,
-    stride: Size,
-    padding: Size,
-    output_padding: Size,
-    groups: int,
-    dilation: Size,
-    dim: int | None,
-    eps: float,
-    activation: str | None,
-) -> Tensor:
-    checks.tensors(_CONV_TRANSPOSE[n], x, v, g, bias)
-    bias_shape = None if bias is None else bias.shape
-    geometry = conv_transpose_geometry(
-        n,
-        x.shape,
-        v.shape,
-        g.shape,
-        bias_shape,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        dim,
-        eps,
-        activation,
-    )
-    return _convolution(n, _under_autocast(x), v, g, bias, geometry, True, groups, dim, eps, activation)
-
-
-_CONV = ("", "wn_conv1d", "wn_conv2d", "wn_conv3d")
-_CONV_TRANSPOSE = ("", "wn_conv_transpose1d", "wn_conv_transpose2d", "wn_conv_transpose3d")
-
-
-def _convolution(
-    n: int,
-    x: Tensor,
-    v: Tensor,
-    g: Tensor,
-    bias: Tensor | None,
-    geometry: Geometry,
-    transposed: bool,
-    groups: int,
-    dim: int | None,
-    eps: float,
-    activation: str | None,
-) -> Tensor:
-    stride, padding, dilation, output_padding, _ = geometry
-    batched = x.ndim == n + 2
-    y, _ = ops.convolution(
-        x if batched else x[None], v, g, bias, stride, padding, dilation, transposed, output_padding, int(groups),
-        dim, eps, activation == "relu",
-    )  # fmt: skip
-    return y if batched else y[0]
+    if pad_first is not None:
+        mode = options.padding_mode
+        x = F.pad(x, pad_first, mode="constant" if mode == "zeros" else mode)
+    if x.ndim == v.ndim:
+        return ops.convolution(x, v, g, bias, *arguments, options.dim, options.eps, relu)[0]
+    return ops.convolution(x[None], v, g, bias, *arguments, options.dim, options.eps, relu)[0][0]
 
 
 def wn_conv1d(
@@ -175,7 +100,8 @@ def wn_conv1d(
     activation: str | None = None,
 ) -> Tensor:
     """``act(F.conv1d(x, g * v / norm(v), bias, …))``; ``padding_mode`` is ``nn.Conv1d``'s."""
-    return _conv(1, x, v, g, bias, stride, padding, dilation, groups, padding_mode, dim, eps, activation)
+    options = ConvOptions(1, stride, padding, dilation, groups, dim, eps, activation, padding_mode)
+    return _convolution(x, v, g, bias, options)
 
 
 def wn_conv2d(
@@ -194,7 +120,8 @@ def wn_conv2d(
     activation: str | None = None,
 ) -> Tensor:
     """``act(F.conv2d(x, g * v / norm(v), bias, …))``; ``padding_mode`` is ``nn.Conv2d``'s."""
-    return _conv(2, x, v, g, bias, stride, padding, dilation, groups, padding_mode, dim, eps, activation)
+    options = ConvOptions(2, stride, padding, dilation, groups, dim, eps, activation, padding_mode)
+    return _convolution(x, v, g, bias, options)
 
 
 def wn_conv3d(
@@ -213,7 +140,8 @@ def wn_conv3d(
     activation: str | None = None,
 ) -> Tensor:
     """``act(F.conv3d(x, g * v / norm(v), bias, …))``; ``padding_mode`` is ``nn.Conv3d``'s."""
-    return _conv(3, x, v, g, bias, stride, padding, dilation, groups, padding_mode, dim, eps, activation)
+    options = ConvOptions(3, stride, padding, dilation, groups, dim, eps, activation, padding_mode)
+    return _convolution(x, v, g, bias, options)
 
 
 def wn_conv_transpose1d(
@@ -232,7 +160,8 @@ def wn_conv_transpose1d(
     activation: str | None = None,
 ) -> Tensor:
     """``act(F.conv_transpose1d(x, g * v / norm(v), bias, …))``; note that ``dim=0`` is the *input* channel here."""
-    return _conv_transpose(1, x, v, g, bias, stride, padding, output_padding, groups, dilation, dim, eps, activation)
+    options = ConvOptions(1, stride, padding, dilation, groups, dim, eps, activation, "zeros", True, output_padding)
+    return _convolution(x, v, g, bias, options)
 
 
 def wn_conv_transpose2d(
@@ -251,7 +180,8 @@ def wn_conv_transpose2d(
     activation: str | None = None,
 ) -> Tensor:
     """``act(F.conv_transpose2d(x, g * v / norm(v), bias, …))``; note that ``dim=0`` is the *input* channel here."""
-    return _conv_transpose(2, x, v, g, bias, stride, padding, output_padding, groups, dilation, dim, eps, activation)
+    options = ConvOptions(2, stride, padding, dilation, groups, dim, eps, activation, "zeros", True, output_padding)
+    return _convolution(x, v, g, bias, options)
 
 
 def wn_conv_transpose3d(
@@ -270,4 +200,5 @@ def wn_conv_transpose3d(
     activation: str | None = None,
 ) -> Tensor:
     """``act(F.conv_transpose3d(x, g * v / norm(v), bias, …))``; note that ``dim=0`` is the *input* channel here."""
-    return _conv_transpose(3, x, v, g, bias, stride, padding, output_padding, groups, dilation, dim, eps, activation)
+    options = ConvOptions(3, stride, padding, dilation, groups, dim, eps, activation, "zeros", True, output_padding)
+    return _convolution(x, v, g, bias, options)

@@ -1,6 +1,6 @@
-"""A convolution's arguments other than its tensors, checked against the tensors' shapes and remembered."""
+"""A convolution's arguments other than its tensors: checked against the tensors' shapes once, then remembered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -8,91 +8,120 @@ import torch
 from wnfused import checks
 
 Size = int | Sequence[int]
+Shape = tuple[int, ...]
 
 
 class Geometry(NamedTuple):
-    """A convolution's checked arguments, as the operator takes them."""
+    """Checked arguments, as the operator takes them."""
 
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    output_padding: list[int]
+    arguments: tuple[list[int], list[int], list[int], bool, list[int], int]  # stride … groups, in the schema's order
     pad_first: list[int] | None  # for F.pad: what the operator's symmetric zero padding cannot express
+    relu: bool
 
 
-def _remembered(check: Callable[..., Geometry]) -> Callable[..., Geometry]:
-    """Checks of shapes and numbers take longer than a small convolution's launch, and repeat in every step."""
-    known: dict[tuple[Any, ...], Geometry] = {}
+class ConvOptions(NamedTuple):
+    """The options of one convolution, as its caller wrote them."""
 
-    def checked(*arguments: Any) -> Geometry:
+    n: int  # spatial dimensions
+    stride: Size
+    padding: Size | str
+    dilation: Size
+    groups: int
+    dim: int | None
+    eps: float
+    activation: str | None
+    padding_mode: str = "zeros"
+    transposed: bool = False
+    output_padding: Size = 0
+
+    @property
+    def where(self) -> str:
+        """The public function that takes these options."""
+        return _FUNCTIONS[self.transposed][self.n]
+
+    def geometry(self, x: Shape, v: Shape, g: Shape, bias: Shape | None) -> Geometry:
+        """The arguments for tensors of these shapes; raises where they do not fit.
+
+        Checking takes longer than a small convolution's launch and repeats in every step, so results are remembered.
+        """
         if torch.compiler.is_compiling():
-            return check(*arguments)
-        # True and 1.0 are equal to 1, and not the same argument
-        key = (arguments, *map(type, arguments), *(tuple(map(type, a)) for a in arguments if type(a) is tuple))
+            return _check(self, x, v, g, bias)
+        # True and 1.0 equal 1 but are not the same argument.
+        sizes = (self.stride, self.padding, self.dilation, self.output_padding)
+        key = (self, x, v, g, bias, *map(type, self), *[tuple(map(type, a)) for a in sizes if type(a) is tuple])
         try:
-            geometry = known.get(key)
+            geometry = _known.get(key)
         except TypeError:  # a list, or a symbolic size
-            return check(*arguments)
+            geometry = _UNHASHABLE
+        if geometry is _UNHASHABLE:
+            return _check(self, x, v, g, bias)
         if geometry is None:
-            if len(known) >= 4096:  # inputs of ever new lengths
-                known.clear()
-            geometry = known[key] = check(*arguments)
+            geometry = _check(self, x, v, g, bias)
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = geometry
         return geometry
 
-    return checked
+
+_FUNCTIONS = (
+    ("", "wn_conv1d", "wn_conv2d", "wn_conv3d"),
+    ("", "wn_conv_transpose1d", "wn_conv_transpose2d", "wn_conv_transpose3d"),
+)
+_known: dict[tuple[Any, ...], Geometry] = {}
+_UNHASHABLE = Geometry(([], [], [], False, [], 0), None, False)
+_MOST_KNOWN = 4096  # inputs may have ever new lengths
 
 
-@_remembered
-def conv_geometry(
-    n: int,
-    x: tuple[int, ...],
-    v: tuple[int, ...],
-    g: tuple[int, ...],
-    bias: tuple[int, ...] | None,
-    stride: Size,
-    padding: Size | str,
-    dilation: Size,
-    groups: int,
-    padding_mode: str,
-    dim: int | None,
-    eps: float,
-    activation: str | None,
-) -> Geometry:
-    """Of ``wn_convNd`` with tensors of these shapes."""
-    where = f"wn_conv{n}d"
-    checks.convolution_shapes(where, x, v, n, groups, transposed=False)
-    checks.gain_and_bias(where, v, g, bias, v[0], dim, eps)
-    checks.activation(where, activation)
-    strides = checks.sizes(where, "stride", stride, n, least=1)
-    dilations = checks.sizes(where, "dilation", dilation, n, least=1)
-    if padding_mode not in checks.PADDING_MODES:
-        raise ValueError(f"{where}: padding_mode: expected one of {checks.PADDING_MODES}, got {padding_mode!r}")
+def _check(options: ConvOptions, x: Shape, v: Shape, g: Shape, bias: Shape | None) -> Geometry:
+    where, n, groups = options.where, options.n, options.groups
+    checks.convolution_shapes(where, x, v, n, groups, options.transposed)
+    checks.gain_and_bias(where, v, g, bias, v[1] * groups if options.transposed else v[0], options.dim, options.eps)
+    checks.activation(where, options.activation)
+    strides = checks.sizes(where, "stride", options.stride, n, least=1)
+    dilations = checks.sizes(where, "dilation", options.dilation, n, least=1)
     reach = [d * (k - 1) for d, k in zip(dilations, v[2:], strict=True)]
+    sizes = x[len(x) - n :]
+    if options.transposed:
+        pads, extra = _transposed_padding(options, sizes, strides, dilations, reach)
+        pad_first = None
+    else:
+        pads, pad_first = _padding(options, sizes, strides, reach)
+        extra = [0] * n
+    arguments = (strides, pads, dilations, options.transposed, extra, int(groups))
+    return Geometry(arguments, pad_first, options.activation == "relu")
+
+
+def _padding(
+    options: ConvOptions, sizes: Shape, strides: list[int], reach: list[int]
+) -> tuple[list[int], list[int] | None]:
+    """The operator's padding, and what has to be padded before it."""
+    where, n, padding, mode = options.where, options.n, options.padding, options.padding_mode
+    if mode not in checks.PADDING_MODES:
+        raise ValueError(f"{where}: padding_mode: expected one of {checks.PADDING_MODES}, got {mode!r}")
     if padding == "same":
         if any(s != 1 for s in strides):
-            raise ValueError(f"{where}: padding: 'same' needs stride 1, got stride={stride}")
+            raise ValueError(f"{where}: padding: 'same' needs stride 1, got stride={options.stride}")
         left, right = [r // 2 for r in reach], [r - r // 2 for r in reach]
     else:
         left = [0] * n if padding == "valid" else checks.sizes(where, "padding", padding, n, least=0)
         right = left
     for d in range(n):
-        size = x[len(x) - n + d] + left[d] + right[d]
+        size = sizes[d] + left[d] + right[d]
         if size <= reach[d]:
             raise ValueError(
                 f"{where}: x: padded size {size} is smaller than the kernel's reach {reach[d] + 1} "
                 f"in spatial dimension {d}"
             )
-    pad_first = None
-    if padding_mode != "zeros" and any(right):
-        _check_room(where, padding, padding_mode, x[len(x) - n :], left, right)
-        pad_first, left = _pad_amounts(left, right), [0] * n
-    elif left != right:  # an even kernel with "same": one more on the right, as torch does it
-        pad_first = _pad_amounts([0] * n, [b - a for a, b in zip(left, right, strict=True)])
-    return Geometry(strides, left, dilations, [0] * n, pad_first)
+    if mode != "zeros" and any(right):
+        _check_room(where, padding, mode, sizes, left, right)
+        return [0] * n, _pad_amounts(left, right)
+    if left != right:  # an even kernel with "same": one more on the right, as torch does it
+        return left, _pad_amounts([0] * n, [b - a for a, b in zip(left, right, strict=True)])
+    return left, None
 
 
-def _check_room(where: str, padding: Any, mode: str, sizes: tuple[int, ...], left: list[int], right: list[int]) -> None:
-    """Reflection takes its values from inside the input, without the edge; a circle goes around once."""
+def _check_room(where: str, padding: Any, mode: str, sizes: Shape, left: list[int], right: list[int]) -> None:
+    """Reflection takes its values from inside the input, without the edge; circular padding wraps around once."""
     for size, a, b in zip(sizes, left, right, strict=True):
         most = {"reflect": size - 1, "circular": size}.get(mode, max(a, b))
         if max(a, b) > most:
@@ -103,39 +132,20 @@ def _pad_amounts(left: list[int], right: list[int]) -> list[int]:
     return [a for pair in zip(reversed(left), reversed(right), strict=True) for a in pair]  # last dimension first
 
 
-@_remembered
-def conv_transpose_geometry(
-    n: int,
-    x: tuple[int, ...],
-    v: tuple[int, ...],
-    g: tuple[int, ...],
-    bias: tuple[int, ...] | None,
-    stride: Size,
-    padding: Size,
-    output_padding: Size,
-    groups: int,
-    dilation: Size,
-    dim: int | None,
-    eps: float,
-    activation: str | None,
-) -> Geometry:
-    """Of ``wn_conv_transposeNd`` with tensors of these shapes."""
-    where = f"wn_conv_transpose{n}d"
-    checks.convolution_shapes(where, x, v, n, groups, transposed=True)
-    checks.gain_and_bias(where, v, g, bias, v[1] * groups, dim, eps)
-    checks.activation(where, activation)
-    strides = checks.sizes(where, "stride", stride, n, least=1)
-    dilations = checks.sizes(where, "dilation", dilation, n, least=1)
-    pads = checks.sizes(where, "padding", padding, n, least=0)
-    extra = checks.sizes(where, "output_padding", output_padding, n, least=0)
+def _transposed_padding(
+    options: ConvOptions, sizes: Shape, strides: list[int], dilations: list[int], reach: list[int]
+) -> tuple[list[int], list[int]]:
+    """The operator's padding and output padding."""
+    where, n = options.where, options.n
+    pads = checks.sizes(where, "padding", options.padding, n, least=0)
+    extra = checks.sizes(where, "output_padding", options.output_padding, n, least=0)
     for d in range(n):
         if extra[d] >= max(strides[d], dilations[d]):
             raise ValueError(
                 f"{where}: output_padding: expected less than stride or dilation "
-                f"({strides[d]}, {dilations[d]}), got {output_padding}"
+                f"({strides[d]}, {dilations[d]}), got {options.output_padding}"
             )
-        reach = dilations[d] * (v[2 + d] - 1) + 1
-        size = (x[len(x) - n + d] - 1) * strides[d] - 2 * pads[d] + reach + extra[d]
+        size = (sizes[d] - 1) * strides[d] - 2 * pads[d] + reach[d] + 1 + extra[d]
         if size < 1:
-            raise ValueError(f"{where}: padding: {padding} leaves output size {size} in spatial dimension {d}")
-    return Geometry(strides, pads, dilations, extra, None)
+            raise ValueError(f"{where}: padding: {options.padding} leaves output size {size} in spatial dimension {d}")
+    return pads, extra

@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
+from wnfused.files import locked
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _INCLUDES = (Path(__file__).parent,)
@@ -81,7 +82,7 @@ def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
         raise BuildError("native kernels are built on Linux and macOS only")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target.parent / "lock"):
+        with locked(target.parent / "lock", on_wait=_say_waiting):
             if not target.exists():
                 _compile(compiler(), sources, target)
     except OSError as error:
@@ -89,22 +90,13 @@ def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
     return target
 
 
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    import fcntl
-
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say("waiting for another process that builds the native CPU kernels …\n")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def _say(text: str) -> None:
     sys.stderr.write(f"wnfused: {text}")
     sys.stderr.flush()
+
+
+def _say_waiting() -> None:
+    _say("waiting for another process that builds the native CPU kernels …\n")
 
 
 def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:

@@ -229,14 +229,14 @@ Tensor bias_gradient(const Tensor& dy) {
 
 std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias_any,
                                        const Geometry& geometry, Dim dim, double eps, bool relu) {
-  Tensor bias = bias_any.has_value() && bias_any->defined() ? *bias_any : Tensor();
+  const Tensor bias = bias_any.has_value() && bias_any->defined() ? bias_any->to(x.scalar_type()) : Tensor();
   const auto shape = output_shape(x, v, geometry);
   const Side side = choose(x, v, g, c10::multiply_integers(shape), geometry, dim);
   const bool direct = is_direct(x, v, g, geometry, dim, /*backward=*/false);
   Tensor y, norms;
   if (direct || side != Side::kWeight) norms = row_norms(v, g, dim, eps);
   if (direct && all_moderate(norms)) {
-    return {direct_convolution(x, v, g, norms, bias.defined() ? bias.to(x.scalar_type()) : bias, geometry, relu), norms};
+    return {direct_convolution(x, v, g, norms, bias, geometry, relu), norms};
   }
   if (side == Side::kOutput && all_moderate(norms)) {
     y = as_matmul(x, v, geometry) ? matmul_convolve(x, v, geometry, shape)
@@ -244,7 +244,6 @@ std::tuple<Tensor, Tensor> convolution(const Tensor& x, const Tensor& v, const T
     scale_channels(y, y, g, norms, bias.defined() ? bias.contiguous() : bias, relu);
     return {y, norms};
   }
-  if (bias.defined()) bias = bias.to(x.scalar_type());
   if (side == Side::kInput && all_moderate(norms)) {
     y = convolve(scaled(x, g, norms), v, bias, geometry);
   } else {

@@ -183,7 +183,8 @@ std::tuple<Tensor, Tensor> linear(const Tensor& x_any, const Tensor& v, const Te
   const bool rows_in_order = dim == Dim(0) && v.is_contiguous() && same_dtype(x_any, v, g_any) && v.numel() > 0;
   const bool few = rows_in_order && x_any.numel() <= kFewRows * v.size(1);
   const bool many = rows_in_order && has_gemm(v.scalar_type(), std::max(x_any.numel(), v.numel()));
-  const Tensor bias = bias_any.has_value() && bias_any->defined() ? bias_any->contiguous() : Tensor();
+  const Tensor bias =
+      bias_any.has_value() && bias_any->defined() ? bias_any->to(x_any.scalar_type()).contiguous() : Tensor();
   auto shape = x_any.sizes().vec();
   shape.back() = v.size(0);
   if (few || many) {
@@ -205,8 +206,7 @@ std::tuple<Tensor, Tensor> linear(const Tensor& x_any, const Tensor& v, const Te
     if (all_moderate(norms)) return {y.view(shape), norms};
   }
   Tensor norms = row_norms(v, g_any, dim, eps);
-  Tensor y = at::linear(x_any, normalized(v, g_any, norms, dim, x_any.scalar_type()),
-                        bias.defined() ? bias.to(x_any.scalar_type()) : bias);
+  Tensor y = at::linear(x_any, normalized(v, g_any, norms, dim, x_any.scalar_type()), bias);
   return {relu ? y.relu_() : y, norms};
 }
 

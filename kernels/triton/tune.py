@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
+from wnfused.files import write_atomically
 from wnfused.kernels.triton import rules, support
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.tiles import Tile, shipped_tiles, single_pass_pays, tiles_for
@@ -104,9 +104,7 @@ def save(winners: dict[Problem, Plan], device: torch.device) -> Path:
     merged = {**_winners(device), **winners}
     entries = [{"problem": list(problem), "plan": [p.mode, list(p.tile), p.splits]} for problem, p in merged.items()]
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".tmp", delete=False) as fresh:
-        json.dump({"made for": _header(device), "winners": entries}, fresh, indent=1)
-    Path(fresh.name).replace(file)
+    write_atomically(file, json.dumps({"made for": _header(device), "winners": entries}, indent=1).encode())
     forget()
     return file
 

@@ -4,7 +4,16 @@ import sys
 from collections.abc import Sequence
 
 from wnfused.cli import train, report, build, info, tune, audit, doctor  # isort: skip
-from wnfused.cli.commands import COMMANDS, Command, Parser, fail, nearest_command, wnfused_version
+from wnfused.cli.commands import (
+    COMMANDS,
+    Command,
+    Parser,
+    fail,
+    interrupted,
+    nearest_command,
+    terminable,
+    wnfused_version,
+)
 
 __all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "info", "main", "report", "train", "tune"]
 
@@ -29,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        return COMMANDS[args.command].run(args)
-    except KeyboardInterrupt:
-        return fail("interrupted", code=130)
+        with terminable():
+            return COMMANDS[args.command].run(args)
+    except KeyboardInterrupt as stop:
+        return interrupted(stop)

@@ -9,7 +9,7 @@ from wnfused.cli.commands import command, fail
 @command("build", "build the native CPU kernels ahead of first use")
 def build(args: argparse.Namespace) -> int:
     from wnfused.kernels.cpu.build import BuildError
-    from wnfused.ops import native
+    from wnfused.ops.backends import native
 
     ready = native.is_built()
     start = time.perf_counter()

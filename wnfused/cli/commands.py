@@ -7,9 +7,13 @@ errors answer at once.
 
 import argparse
 import difflib
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import NoReturn
 
 
@@ -50,6 +54,38 @@ def command(
 def fail(message: str, code: int = 1) -> int:
     print(f"wnfused: {message}", file=sys.stderr)
     return code
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt as Ctrl-C does, with the signal as its argument.
+
+    What is half written is then removed, and a container's first process, which that signal does not end by itself,
+    ends.
+    """
+    usual = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if usual:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        if usual:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+    raise KeyboardInterrupt(signal.Signals(number))
+
+
+def interrupted(stop: KeyboardInterrupt) -> int:
+    """The exit code that shells give a process ended by that signal."""
+    terminated = stop.args[:1] == (signal.SIGTERM,)
+    return fail("terminated" if terminated else "interrupted", code=exit_code("SIGTERM" if terminated else None))
+
+
+def exit_code(stopped_by: str | None) -> int:
+    return 128 + signal.Signals[stopped_by or "SIGINT"]
 
 
 def nearest_command(name: str) -> str:

@@ -27,7 +27,8 @@ def gather() -> dict[str, Any]:
     """What ``wnfused info --json`` prints."""
     import torch
 
-    from wnfused.ops import backends, native
+    from wnfused.ops import backends
+    from wnfused.ops.backends import native
 
     return {
         "wnfused": wnfused_version(),
@@ -68,7 +69,7 @@ def _compiler() -> str | None:
 def _availability(name: str) -> dict[str, Any]:
     """Whether a backend can run here, or the reason it cannot; asking never starts a build."""
     import wnfused
-    from wnfused.ops import native
+    from wnfused.ops.backends import native
 
     if name == "native" and not native.is_built():
         if _compiler() is None:

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from wnfused.cli.commands import command, fail
+from wnfused.cli.commands import command, exit_code, fail
 
 
 def _train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def train(args: argparse.Namespace) -> int:
         return fail(f"train: {error}", code=error.code) if alone else error.code
     if alone:
         print(_summary(result, folder))
-    return 130 if result.status == "interrupted" else 0
+    return exit_code(result.stopped_by) if result.status == "interrupted" else 0
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -137,9 +137,9 @@ def _showcase() -> int:
     from wnfused.train.progress import choose
 
     try:
-        complete = showcase.run(progress=choose, say=terminal.paragraph, table=terminal.table)
+        showcase.run(progress=choose, say=terminal.paragraph, table=terminal.table)
     except RunError as error:
         return fail(f"train: {error}", code=error.code)
     except ReportError as error:
         return fail(f"train: {error}", code=2)
-    return 0 if complete else 130
+    return 0

@@ -3,7 +3,6 @@
 import shutil
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -26,9 +25,18 @@ def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[
                 wanted = member.isreg() and path.parent.name == folder and path.name in files
                 if wanted and (content := tar.extractfile(member)):
                     yield path.name, content.read()
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            _read_to_the_end(tar)
+    except DataError:
+        raise
+    except Exception as error:  # a damaged archive can fail in any way
         reason = str(error).partition("\n")[0].rstrip(":")
         raise DataError(f"{archive} cannot be read, it may be cut off ({reason})") from error
+
+
+def _read_to_the_end(tar: tarfile.TarFile) -> None:
+    """tarfile stops before the checksum at the end of a packed archive, which nobody compares then."""
+    while tar.fileobj is not None and tar.fileobj.read(1 << 20):
+        pass
 
 
 def _check(archive: Path, member: tarfile.TarInfo) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wnfused.convert import plan_of_convert
 from wnfused.diagnostics.signal import signal_report
 from wnfused.init.explain import explain
 from wnfused.init.normalized import Layer, find_layers
+from wnfused.nn.base import WeightNormalized
 from wnfused.ops.reference import row_norms
-from wnfused.weight_normalized import WeightNormalized
+from wnfused.surgery.convert import plan_of_convert
 
 
 class BadModel(ValueError):

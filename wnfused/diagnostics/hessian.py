@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from wnfused import checks, torch_norms
+from wnfused import checks
 from wnfused.init.normalized import listed
+from wnfused.surgery import torch_norms
 from wnfused.unchanged import unchanged
 
 Batch = tuple[Tensor, Tensor]

@@ -8,18 +8,20 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wnfused import data, report
+from wnfused.diagnostics.timing import Timing
 from wnfused.experiments import step_time
-from wnfused.experiments.step_time import StepTime
 from wnfused.report import Table, numbers
 from wnfused.train import Config, Progress, Result, RunError, records, train
-from wnfused.train.run_folder import write_atomically
+from wnfused.train.interrupts import passed_on
+from wnfused.train.run import check
+from wnfused.train.run_folder import RunFolder, write_atomically
 
 INITS = {"torch default": "torch_default", "data-dependent": "data_dependent", "proposed": "robust"}
 PAGE = "report.html"
@@ -48,11 +50,32 @@ def run(
     progress: Callable[[], Progress] = Progress,
     say: Callable[[str], None] = lambda text: None,
     table: Callable[[Table], None] = lambda table: None,
-) -> bool:
-    """Train, measure, show; False where it was interrupted. ``say`` shows a paragraph, ``table`` a table."""
+) -> None:
+    """Train, measure, show. ``say`` shows a paragraph, ``table`` a table.
+
+    Whatever is missing raises RunError before anything is shown. Ctrl-C and SIGTERM, wherever they arrive, end it with
+    a KeyboardInterrupt, and the next call resumes.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RunError("the showcase is for one process: for several name a run, as with --preset and --run-dir")
+    check(showcase.config)
     folder, goes_on = place(root, showcase)
+    RunFolder(folder / _slug(next(iter(INITS)))).make()
+    try:
+        _show(folder, goes_on, showcase, progress, say, table)
+    except KeyboardInterrupt:
+        say(f"Stopped: the next `wnfused train` goes on with {folder}.")
+        raise
+
+
+def _show(
+    folder: Path,
+    goes_on: bool,
+    showcase: Showcase,
+    progress: Callable[[], Progress],
+    say: Callable[[str], None],
+    table: Callable[[Table], None],
+) -> None:
     for paragraph in introduction(showcase.config):
         say(paragraph)
     say(f"Going on with {folder}, which was stopped." if goes_on else f"The runs go into {folder}.")
@@ -62,8 +85,7 @@ def run(
         config = replace(showcase.config, init=init)
         results[name] = train(config, folder / _slug(name), resume=goes_on, progress=progress())
         if results[name].status == "interrupted":
-            say(f"Stopped: the next `wnfused train` goes on with {folder}.")
-            return False
+            raise passed_on(results[name].stopped_by)
     say("What a step costs, measured in turns …")
     times = _times(folder, showcase)
     tables = [outcomes(results), costs(times, showcase.config)]
@@ -79,7 +101,6 @@ def run(
     )
     say(conclusion(results, times))
     say(f"The page with the curves: {report.write(page, folder / PAGE)}")
-    return True
 
 
 def place(root: Path, showcase: Showcase) -> tuple[Path, bool]:
@@ -123,7 +144,7 @@ def introduction(config: Config) -> list[str]:
     return [" ".join(text.format(layers=layers, model=config.model, lr=config.lr).split()) for text in (WHAT, WHY)]
 
 
-def conclusion(results: Mapping[str, Result], times: Mapping[str, StepTime]) -> str:
+def conclusion(results: Mapping[str, Result], times: Mapping[str, Timing]) -> str:
     """What came out, in a sentence or two: as measured, whichever way it went."""
     parts = "; ".join(f"{name}: {_outcome(result)}" for name, result in results.items())
     fused, torchs = (f"{times[name].ratio:.2f} times" for name in ("wnfused", "torch's weight_norm"))
@@ -154,7 +175,7 @@ def outcomes(results: Mapping[str, Result]) -> Table:
     return Table(("initialization", "outcome", "steps", "validation", "test", "time"), rows, title="Initialization")
 
 
-def costs(times: Mapping[str, StepTime], config: Config) -> Table:
+def costs(times: Mapping[str, Timing], config: Config) -> Table:
     rows = [(name, numbers.milliseconds(time.seconds), f"{time.ratio:.2f}") for name, time in times.items()]
     return Table(
         ("the same network with", "step", "relative"),
@@ -165,7 +186,7 @@ def costs(times: Mapping[str, StepTime], config: Config) -> Table:
     )
 
 
-def _times(folder: Path, showcase: Showcase) -> dict[str, StepTime]:
+def _times(folder: Path, showcase: Showcase) -> dict[str, Timing]:
     """Measured once for a folder."""
     file = folder / TIMES
     try:
@@ -174,7 +195,7 @@ def _times(folder: Path, showcase: Showcase) -> dict[str, StepTime]:
         pass
     images, labels = _batch(showcase.config)
     times = step_time.measure(showcase.config, images, labels, showcase.rounds)
-    stored: dict[str, Any] = {name: time.as_dict() for name, time in times.items()}
+    stored: dict[str, Any] = {name: asdict(time) for name, time in times.items()}
     write_atomically(file, (json.dumps(stored, indent=2) + "\n").encode())
     return times
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from wnfused.init.directions import check_generator, normal, source
 from wnfused.init.normalized import Layer, Values, layers_of, write
-from wnfused.weight_normalized import gain_of
+from wnfused.nn.base import gain_of
 
 
 def he_(model: nn.Module, *, generator: torch.Generator | None = None) -> None:

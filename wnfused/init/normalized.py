@@ -16,8 +16,9 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
-from wnfused import checks, torch_norms
-from wnfused.weight_normalized import WeightNormalized
+from wnfused import checks
+from wnfused.nn.base import WeightNormalized
+from wnfused.surgery import torch_norms
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from wnfused import checks
-from wnfused.layers import WNConv2d, WNLinear
+from wnfused.nn.layers import WNConv2d, WNLinear
 
 Norm = Literal["weight", "batch", "none"]
 NORMS = ("weight", "batch", "none")

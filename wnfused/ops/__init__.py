@@ -2,14 +2,9 @@
 
 import torch
 
-from wnfused.ops import autograd, backends, native, torch_backend, triton  # noqa: F401 - autograd registers the operators
+from wnfused.ops import autograd, backends
 
-backends.register(
-    backends.Backend("triton", why_not=triton.why_not, operators=triton.operators, volunteers=triton.volunteers)
-)
-backends.register(backends.Backend("native", why_not=native.why_not, operators=native.operators))
-backends.register(backends.Backend("torch", why_not=lambda device: None, operators=lambda: torch_backend))
-backends.select_from_environment()
+__all__ = ["autograd", "backends", "convolution", "linear", "weight_norm"]
 
 # The overloads themselves: looking one up by attribute on every call would cost more than a small layer's checks.
 weight_norm = torch.ops.wnfused.weight_norm.default

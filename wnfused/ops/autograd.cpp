@@ -11,6 +11,7 @@
 
 #include <atomic>
 
+#include "arguments.h"
 #include "kernels.h"
 
 namespace wnfused {
@@ -66,25 +67,29 @@ WNFUSED_OPERATOR(ConvolutionBackward, "convolution_backward")
 
 Forward cpu_weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
   if (!native_chosen) return WeightNormOp::python().call(v, g, dim, eps);
+  check_weight_norm(v, g, dim, eps);
   return weight_norm(v, g, dim, eps);
 }
 
 std::tuple<Tensor, Tensor> cpu_weight_norm_backward(const Tensor& dw, const Tensor& v, const Tensor& g,
                                                     const Tensor& norms, Dim dim, double eps, std::array<bool, 2> mask) {
   if (!native_chosen) return WeightNormBackwardOp::python().call(dw, v, g, norms, dim, eps, mask);
-  return weight_norm_backward(dw, v, g, norms, dim, mask);
+  check_weight_norm_backward(dw, v, g, norms, dim, eps);
+  return weight_norm_backward(dw, v, g, norms.contiguous(), dim, mask);
 }
 
 Forward cpu_linear(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Dim dim, double eps,
                    bool relu) {
   if (!native_chosen) return LinearOp::python().call(x, v, g, bias, dim, eps, relu);
+  check_linear(x, v, g, bias, dim, eps);
   return linear(x, v, g, bias, dim, eps, relu);
 }
 
 Gradients cpu_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms,
                               const MaybeTensor& y, Dim dim, double eps, bool biased, std::array<bool, 4> mask) {
   if (!native_chosen) return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, biased, mask);
-  return linear_backward(dy, x, v, g, norms, y, dim, mask);
+  check_linear_backward(dy, x, v, g, norms, y, dim, eps);
+  return linear_backward(dy, x, v, g, norms.contiguous(), y, dim, mask);
 }
 
 Forward cpu_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Ints stride,
@@ -94,7 +99,9 @@ Forward cpu_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const
     return ConvolutionOp::python().call(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim,
                                         eps, relu);
   }
-  return convolution(x, v, g, bias, {stride, padding, dilation, transposed, output_padding, groups}, dim, eps, relu);
+  const Geometry geometry{stride, padding, dilation, transposed, output_padding, groups};
+  check_convolution(x, v, g, bias, geometry, dim, eps);
+  return convolution(x, v, g, bias, geometry, dim, eps, relu);
 }
 
 Gradients cpu_convolution_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g,
@@ -105,8 +112,9 @@ Gradients cpu_convolution_backward(const Tensor& dy, const Tensor& x, const Tens
     return ConvolutionBackwardOp::python().call(dy, x, v, g, norms, y, stride, padding, dilation, transposed,
                                                 output_padding, groups, dim, eps, mask);
   }
-  return convolution_backward(dy, x, v, g, norms, y, {stride, padding, dilation, transposed, output_padding, groups}, dim,
-                              mask);
+  const Geometry geometry{stride, padding, dilation, transposed, output_padding, groups};
+  check_convolution_backward(dy, x, v, g, norms, y, geometry, dim, eps);
+  return convolution_backward(dy, x, v, g, norms.contiguous(), y, geometry, dim, mask);
 }
 
 // --- Autograd ------------------------------------------------------------------------------------------------------

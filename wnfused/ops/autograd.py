@@ -15,6 +15,7 @@ from torch._C import DispatchKeySet
 from torch.autograd import forward_ad
 
 from wnfused.ops import backends, reference
+from wnfused.ops.arguments import CHECKS
 from wnfused.ops.schema import LIBRARY
 
 TENSOR_ARGUMENTS = {"weight_norm": 2, "linear": 4, "convolution": 4}  # leading tensors of each forward operator
@@ -27,8 +28,10 @@ def _has_tangent(args: tuple[Any, ...]) -> bool:
 
 
 def _redispatch(op: Any, keyset: DispatchKeySet, args: tuple[Any, ...]) -> Any:
-    with torch._C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & torch._C._after_autograd_keyset, *args)
+    # Below ADInplaceOrView as well: a reshape inside a kernel would make the output a view in autograd's eyes, and a
+    # view that leaves an autograd.Function cannot be modified in place.
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        return op.redispatch(keyset & torch._C._after_ADInplaceOrView_keyset, *args)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -59,7 +62,7 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
-    formula = getattr(reference, name)
+    formula = _differentiable_formula(name)
 
     def kernel(keyset: DispatchKeySet, *args: Any) -> Any:
         if _has_tangent(args) or torch._C._are_functorch_transforms_active():
@@ -73,11 +76,14 @@ def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
 
 def _differentiable_formula(name: str) -> Callable[..., Any]:
     """The plain formula; a backward one is kept from using the saved norms, which carry no derivative in v."""
-    formula = getattr(reference, name)
-    if not name.endswith("_backward"):
-        return formula
-    norms_at = 3 if name == "weight_norm_backward" else 4
-    return lambda *args: formula(*args[:norms_at], None, *args[norms_at + 1 :])
+    check, formula = CHECKS[name], getattr(reference, name)
+    norms_at = {"weight_norm_backward": 3, "linear_backward": 4, "convolution_backward": 4}.get(name)
+
+    def checked(*args: Any) -> Any:
+        check(*args)
+        return formula(*args) if norms_at is None else formula(*args[:norms_at], None, *args[norms_at + 1 :])
+
+    return checked
 
 
 def _backward_autograd(name: str, op: Any) -> Callable[..., Any]:
@@ -93,7 +99,10 @@ def _backward_autograd(name: str, op: Any) -> Callable[..., Any]:
 
 
 def _chosen_backend(name: str) -> Callable[..., Any]:
+    check = CHECKS[name]
+
     def kernel(*args: Any) -> Any:
+        check(*args)
         return getattr(backends.resolve(args[0].device).operators(), name)(*args)
 
     return kernel

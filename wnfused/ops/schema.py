@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import Library
 
 from wnfused.ops import reference
+from wnfused.ops.arguments import CHECKS
 
 _GEOMETRY = "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
 _SAVED = "Tensor x, Tensor v, Tensor g, Tensor norms, Tensor? y"
@@ -90,6 +91,18 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "convolution": _fake_convolution,
     "convolution_backward": _fake_convolution_backward,
 }
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"wnfused::{_name}", _fake, lib=LIBRARY)
-    torch.library.register_fake(f"wnfused::{_name}.python", _fake, lib=LIBRARY)
+
+
+def _checked_fake(name: str) -> Callable[..., Any]:
+    check, fake = CHECKS[name], _FAKES[name]
+
+    def checked(*args: Any) -> Any:
+        check(*args)
+        return fake(*args)
+
+    return checked
+
+
+for _name in SCHEMAS:
+    torch.library.register_fake(f"wnfused::{_name}", _checked_fake(_name), lib=LIBRARY)
+    torch.library.register_fake(f"wnfused::{_name}.python", _checked_fake(_name), lib=LIBRARY)

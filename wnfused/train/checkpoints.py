@@ -1,13 +1,13 @@
 """Checkpoints on disk: whole or not there, the last few kept, and read without running any code in them."""
 
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from wnfused.train import digest
 from wnfused.train.errors import RunError
 from wnfused.train.run_folder import AtomicFile
 
@@ -22,7 +22,7 @@ Payload = dict[str, Any]
 def save(payload: Payload, path: Path) -> None:
     """Raises WriteError on a full disk; whatever had the name before is intact then."""
     with AtomicFile(path) as file:
-        torch.save({"format": FORMAT, **payload}, file)
+        digest.save({"format": FORMAT, **payload}, file)
 
 
 def save_step(payload: Payload, folder: Path, step: int, keep: int) -> Path:
@@ -67,15 +67,19 @@ class Unusable(Exception):
 
 
 def load(path: Path, keys: set[str] = BEST_KEYS) -> Payload:
+    """Raises Unusable for a file that is not, byte for byte, a checkpoint of this format, and nothing else.
+
+    Checkpoints from before there was a digest are refused too: nothing tells a whole one from a damaged one, and the
+    version that wrote them can resume its runs.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not look at the checksums it wrote
-            broken = archive.testzip()
-    except (OSError, zipfile.BadZipFile, EOFError) as error:
-        raise Unusable(f"it is truncated or no checkpoint at all ({error})") from None
-    if broken is not None:
-        raise Unusable(f"it is damaged (checksum of {broken})")
-    try:
-        payload = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # opened once: what was checked is what is loaded
+            digest.check(file)
+            payload = torch.load(file, map_location="cpu", weights_only=True)
+    except digest.Damaged as error:
+        raise Unusable(str(error)) from None
+    except OSError as error:
+        raise Unusable(f"it cannot be read ({error.strerror or error})") from None
     except Exception as error:  # whatever a foreign file makes torch raise
         raise Unusable(f"torch cannot load it: {str(error).splitlines()[0] if str(error) else error!r}") from None
     if not isinstance(payload, dict) or payload.get("format") != FORMAT:

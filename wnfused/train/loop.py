@@ -15,7 +15,7 @@ from wnfused.train.data import Images
 from wnfused.train.distributed import World
 from wnfused.train.ema import EMA
 from wnfused.train.evaluate import evaluate
-from wnfused.train.interrupts import Interrupts
+from wnfused.train.interrupts import SIGNALS, Interrupts
 from wnfused.train.meter import Meter
 from wnfused.train.optimizer import sgd
 from wnfused.train.progress import Moment, Progress
@@ -140,8 +140,8 @@ class Trainer:
             self.meter.lap()
         if self.step % READ_EVERY == 0:
             self.read_losses()
-        stop, save = self.world.any(self.interrupts.requested, self._checkpoint_due())
-        if stop:
+        *stop, save = self.world.any(*self.interrupts.flags(), self._checkpoint_due())
+        if any(stop):
             raise Interrupted
         if save:
             self.save()
@@ -225,15 +225,23 @@ class Trainer:
     # One run
 
     def run(self) -> Result:
-        try:
-            with self.interrupts:
-                return self._run()
-        except Diverged as end:
+        diverged: Diverged | None = None
+        with self.interrupts:
+            try:
+                result = self._run()
+            except Diverged as end:
+                diverged = end
+        # An interrupt wins, over divergence too: who asked for a stop wants no next run. Resuming leads here again.
+        if stopped_by := self._stopped_by():
+            return self._result("interrupted", stopped_by=stopped_by)
+        if diverged is not None:
             self._note_epoch(None, None, self.meter.seconds, diverged=True)
-            return self._result("diverged", diverged_step=end.step, reason=end.reason)
+            return self._result("diverged", diverged_step=diverged.step, reason=diverged.reason)
+        return result
 
     def _run(self) -> Result:
         try:
+            self._replace_lost_best()
             while self.epoch < self.config.epochs:
                 self.train_epoch()
                 self.end_epoch()
@@ -243,6 +251,11 @@ class Trainer:
                 self.save()
             return self._result("interrupted")
         return self._result("finished", test_loss=loss, test_accuracy=accuracy)
+
+    def _stopped_by(self) -> str | None:
+        """The signal that some process was sent. Every process has to ask, with its handlers restored."""
+        raised = self.world.any(*self.interrupts.flags())
+        return next((number.name for number, is_raised in zip(SIGNALS, raised, strict=True) if is_raised), None)
 
     def _test(self) -> tuple[float, float]:
         kept = self.world.from_first(lambda: checkpoints.load_best(self.folder.checkpoints))
@@ -288,6 +301,13 @@ class Trainer:
         self.world.from_first(lambda: checkpoints.save_step(payload, folder, self.step, keep))
         self.saved_at = time.perf_counter()
         self.meter.start_clock()
+
+    def _replace_lost_best(self) -> None:
+        """Take the last epoch's weights where those of the best epoch were damaged: there may be no epoch to come."""
+        if self.best["epoch"] is None and self.epoch > 0 and self.batch == 0:
+            self.best = {"epoch": self.epoch, "validation_accuracy": self.history[-1]["validation_accuracy"]}
+            with self.kept_weights():
+                self._save_best()
 
     def _save_best(self) -> None:
         payload = {

@@ -21,6 +21,7 @@ class Result:
     parameters: int | None = None
     diverged_step: int | None = None  # the first step whose loss was not acceptable
     reason: str | None = None  # why a run diverged
+    stopped_by: str | None = None  # the signal that interrupted it: SIGINT or SIGTERM
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -22,8 +22,8 @@ def train(
     """Train, and leave everything in ``run_dir`` (docs/training.md tells what).
 
     ``resume`` goes on from the last checkpoint there, if there is one; ``force`` removes an earlier run first. Bad
-    input raises RunError before anything is written. A run that diverges, or is interrupted by Ctrl-C, ends with a
-    Result.
+    input raises RunError before anything is written. A run that diverges, or is interrupted by Ctrl-C or SIGTERM, ends
+    with a Result.
     """
     folder = RunFolder(Path(run_dir))
     with distributed.joined(config.device) as world:
@@ -31,15 +31,22 @@ def train(
         return _train(config, folder, world, shown, resume, force)
 
 
+def check(config: Config) -> None:
+    """Raise RunError where a run would not start for want of a package, of its data set or of its backend."""
+    with distributed.joined(config.device) as world:
+        _check_packages(config)
+        data.load(config, world)
+        _check_machine(config, world)
+
+
 def _train(config: Config, folder: RunFolder, world: World, progress: Progress, resume: bool, force: bool) -> Result:
-    if config.tensorboard:
-        tensorboard.check()
-    _check_machine(config, world)
-    ended = world.from_first(lambda: _check_folder(folder, config, resume, force))
+    _check_packages(config)
+    ended = world.from_first(lambda: _check_folder(folder, config, resume, force, progress))
     if ended is not None:
         progress.say(f"the run in {folder.path} has {ended.status} already")
         return ended
     images = data.load(config, world)
+    _check_machine(config, world)
     model = build.network(config, images.shape, images.classes, lambda: images.first_batch)
     try:
         saved = world.from_first(lambda: _open(folder, config, world, resume, progress))
@@ -79,6 +86,11 @@ def _title(trainer: Trainer) -> str:
     )
 
 
+def _check_packages(config: Config) -> None:
+    if config.tensorboard:
+        tensorboard.check()
+
+
 def _check_machine(config: Config, world: World) -> None:
     if config.amp == "fp16" and world.device.type == "cpu":
         raise RunError("amp 'fp16' needs a GPU: expected 'bf16' or 'none' on a CPU")
@@ -88,7 +100,7 @@ def _check_machine(config: Config, world: World) -> None:
         raise RunError(str(error)) from None
 
 
-def _check_folder(folder: RunFolder, config: Config, resume: bool, force: bool) -> Result | None:
+def _check_folder(folder: RunFolder, config: Config, resume: bool, force: bool, progress: Progress) -> Result | None:
     """Refuse a folder that is taken; the result of a run that is over and only to be resumed. Changes nothing."""
     path = folder.path
     if resume and force:
@@ -107,9 +119,25 @@ def _check_folder(folder: RunFolder, config: Config, resume: bool, force: bool) 
         return None
     stored = stored_config(path)
     _check_same(stored, config, path)
-    result = folder.read("result.json")
-    if result is not None and (result.get("status") == "diverged" or stored.epochs == config.epochs):
-        return Result(**result)
+    result = _stored_result(folder, progress)
+    if result is not None and (result.status == "diverged" or stored.epochs == config.epochs):
+        return result
+    return None
+
+
+def _stored_result(folder: RunFolder, progress: Progress) -> Result | None:
+    """None where there is none, and where it is damaged: the last checkpoint leads to it again."""
+    try:
+        stored = folder.read("result.json")
+        if stored is None:
+            return None
+        result = Result(**stored)
+        if result.status in ("finished", "diverged"):
+            return result
+        reason = f"unknown status {result.status!r}"
+    except (RunError, TypeError) as error:
+        reason = str(error)
+    progress.say(f"skipped the result {folder.path / 'result.json'}: {reason}")
     return None
 
 
@@ -165,7 +193,7 @@ def _open(
         (folder.path / "result.json").unlink(missing_ok=True)
     facts = environment.describe(config, world)
     if saved is not None:
-        before = folder.read("environment.json") or {}
+        before = _stored_environment(folder, progress)
         facts["resumed"] = [*before.get("resumed", []), facts["started"]]
         facts["started"] = before.get("started", facts["started"])
     folder.write("config.json", config.as_dict())
@@ -174,8 +202,20 @@ def _open(
     return saved
 
 
+def _stored_environment(folder: RunFolder, progress: Progress) -> dict[str, Any]:
+    """Empty where it is missing or damaged: no result depends on it."""
+    try:
+        stored = folder.read("environment.json")
+    except RunError as error:
+        progress.say(f"lost when the run was started: {error}")
+        return {}
+    if isinstance(stored, dict) and isinstance(stored.get("resumed", []), list):
+        return stored
+    return {}
+
+
 def _check_best(folder: RunFolder, saved: checkpoints.Payload, progress: Progress) -> None:
-    """Without the best weights their score is worth nothing: the next epoch is the best then."""
+    """Without the best weights their score is worth nothing: the last or the next epoch is the best then."""
     if saved["best"]["epoch"] is None:
         return
     try:

@@ -77,7 +77,7 @@ class RunFolder:
             return json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"cannot read {self.path / name}: {error}") from None
 
     def write(self, name: str, content: Any) -> None:
@@ -119,8 +119,11 @@ class AtomicFile:
         except OSError as refused:
             error = refused
         self._discard()
-        if (refused_by_system := _system_error(error)) is not None:
-            raise WriteError(f"cannot write {self.path}: {refused_by_system.strerror}") from None
+        cause = _cause(error)
+        if isinstance(cause, OSError):
+            raise WriteError(f"cannot write {self.path}: {cause.strerror or cause}") from None
+        if cause is not None and cause is not error:
+            raise cause from None
 
     def _discard(self) -> None:
         with suppress(OSError):  # what is still in its buffer goes nowhere either
@@ -128,9 +131,9 @@ class AtomicFile:
         self.temporary.unlink(missing_ok=True)
 
 
-def _system_error(error: BaseException | None) -> OSError | None:
-    """torch.save turns a full disk into a RuntimeError, with the cause behind it."""
-    while error is not None and not isinstance(error, OSError):
+def _cause(error: BaseException | None) -> BaseException | None:
+    """torch.save turns a full disk, and Ctrl-C, into a RuntimeError with the cause behind it."""
+    while error is not None and not isinstance(error, OSError | KeyboardInterrupt):
         error = error.__context__
     return error
 

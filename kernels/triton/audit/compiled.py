@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from wnfused.files import write_atomically
 from wnfused.kernels.triton.audit.builds import Build
 from wnfused.kernels.triton.audit.facts import Facts
 
@@ -163,7 +164,4 @@ def _cached(build: Build) -> Facts | None:
 def _keep(build: Build, facts: Facts) -> None:
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
         cache_folder().mkdir(parents=True, exist_ok=True)
-        file = _file(build)
-        part = file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(asdict(facts)))
-        part.replace(file)
+        write_atomically(_file(build), json.dumps(asdict(facts)).encode())

@@ -1,0 +1,347 @@
+"""The offline audit: a few real compilations, its checks on them and on broken rows, and the models' arithmetic."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from wnfused import cli
+from wnfused.kernels.triton.audit import builds, cycles, processors, requirements, roofline, sass
+from wnfused.kernels.triton.audit.builds import BF16, Build
+from wnfused.kernels.triton.audit.facts import Facts, load_width
+from wnfused.kernels.triton.audit.launches import Access, Launch, Layer
+from wnfused.kernels.triton.audit.loops import Instruction, Listing, main_loop, natural_loops
+from wnfused.kernels.triton.audit.rows import Row, audit_builds
+
+KERNELS = Path(__file__).parents[3] / "kernels" / "triton"
+
+
+def shipped(kernel: str, target: str, mode: str, dtypes: builds.Dtypes = BF16) -> Build:
+    """The build with the largest tile."""
+    return next(b for b in builds.builds((target,), (kernel,)) if b.mode == mode and b.dtypes == dtypes)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return audit_builds([
+            shipped("linear_forward", "sm_80", "norms first"),
+            shipped("linear_forward", "sm_80", "single pass"),
+            shipped("linear_forward", "sm_100", "norms first"),
+            shipped("linear_forward", "sm_90", "single pass"),
+            shipped("linear_input_gradient", "sm_80", "gain"),
+            shipped("linear_input_gradient", "sm_90", "guarded", builds.FP16),
+            shipped("gather", "sm_80", "norms first"),
+            shipped("linear_forward", "gfx942", "norms first"),
+        ])  # fmt: skip
+
+
+def test_requirements_hold(rows):
+    found = requirements.checks(rows)
+    assert len(found) == 12  # all but the one on small tiles
+    assert [check for check in found if not check.ok] == []
+
+
+def test_facts_of_compiled_kernels(rows):
+    opcodes = {row.build.target: row.facts.mma_opcodes[0].split(".")[0] for row in rows}
+    assert opcodes["sm_80"] == "HMMA"
+    assert opcodes["sm_90"] == "HGMMA"
+    assert opcodes["gfx942"].startswith("v_mfma")
+    for row in rows:
+        assert 16 < row.facts.registers <= 512 and row.facts.shared_bytes > 0
+        assert 0 < row.occupancy <= 1
+        assert row.plain is not None and row.plain.mma == row.facts.mma
+        tile, cycles_ = row.build.tile, row.cycles
+        assert tile is not None and cycles_ is not None
+        p = processors.PROCESSORS[row.build.target]
+        assert cycles_.tensor == pytest.approx(
+            tile.m * tile.n * tile.k / p.tensor
+        )  # one tile per turn, no more, no less
+
+
+def test_json_has_what_it_promises(rows):
+    promised = (
+        "kernel config dtype target registers spill_bytes shared_bytes mma async_copies shuffles_in_loop "
+        "loop_instructions plain_loop_instructions"
+    )
+    assert set(promised.split()) <= rows[0].as_json().keys()
+
+
+def test_what_was_compiled_is_kept(rows, monkeypatch, tmp_path):
+    from wnfused.kernels.triton.audit import compiled
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compiled._keep(rows[0].build, rows[0].facts)
+    monkeypatch.setattr(compiled, "_compiled_in_workers", lambda missing: pytest.fail("compiled again"))
+    assert compiled.compile_all([rows[0].build]) == {rows[0].build: rows[0].facts}
+
+
+PLAIN_LOOP = {"HMMA.16816.F32.BF16": 64, "LDSM.16.M88.4": 16, "LDGSTS.E.BYPASS.128": 8, "IADD3": 20}
+
+
+def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_80", smallest: bool = False) -> Row:
+    every = [b for b in builds.builds((target,), (kernel,)) if b.mode == mode and b.dtypes == BF16]
+    build = every[-1 if smallest else 0]
+    return Row(build, Facts(100, 0, 32768, 0, loop), Facts(100, 0, 32768, 0, PLAIN_LOOP))
+
+
+@pytest.mark.parametrize(
+    ("what", "break_it"),
+    [
+        ("spilled", lambda row: replace(row, facts=replace(row.facts, spill_bytes=8))),
+        (
+            "scalars that wait",
+            lambda row: replace(
+                row, build=replace(row.build, target="gfx942"), facts=replace(row.facts, scalars_in_lanes=65)
+            ),
+        ),
+        ("programs that fit", lambda row: replace(row, facts=replace(row.facts, shared_bytes=1 << 20))),
+        ("MMA in the main loop", lambda row: replace(row, facts=replace(row.facts, loop={"LDGSTS.E.128": 1}))),
+        (
+            "16-byte asynchronous",
+            lambda row: replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
+        ),
+        ("linear forward, norms first", lambda row: with_loop(row, IADD3=23)),
+        ("convolution forward", lambda row: replace(fabricated("gather", "norms first", PLAIN_LOOP | {"IADD3": 3}))),
+        ("SHFL", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1})),
+        ("M ≥ 64", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 300})),
+        ("M ≤ 32", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 999}, smallest=True)),
+        ("dx with the gain", lambda row: fabricated("linear_input_gradient", "gain", PLAIN_LOOP | {"FMUL": 300})),
+    ],
+)
+def test_a_broken_row_is_found(what: str, break_it: Callable[[Row], Row]):
+    good = fabricated("linear_forward", "norms first", PLAIN_LOOP)
+    assert all(check.ok for check in requirements.checks([good]))
+    broken = [check for check in requirements.checks([good, break_it(good)]) if not check.ok]
+    assert any(what in check.what and len(check.broken) == 1 for check in broken)
+
+
+def with_loop(row: Row, **counts: int) -> Row:
+    return replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | counts))
+
+
+def test_layers_launch_and_move_no_more_than_they_may():
+    found = requirements.layer_checks(builds.TARGETS)
+    assert len(found) == 4
+    assert [check for check in found if not check.ok] == []
+
+
+def test_the_main_loop_is_not_chosen_for_its_loads():
+    """Of two loops with the same products the shorter: the guarded dx has one that also loads scales."""
+    weights = {"M": 1000, "L": 1, "I": 0}
+    loop = [Instruction(o) for o in "MLIII"]
+    first = [*loop, Instruction("I", "a")]
+    second = [*loop, Instruction("L"), Instruction("L"), Instruction("I", "b")]
+    listing = Listing([Instruction("I"), *first, *second, Instruction("I", None, True)], {"a": 1, "b": 7})
+    found = main_loop(listing, lambda opcode: weights[opcode])
+    assert found == [i.opcode for i in first]
+
+
+def test_a_layer_that_launches_or_moves_too_much_is_found(monkeypatch):
+    many = [Launch("kernel", (Access(i, 10**9),), ()) for i in range(4)]
+    monkeypatch.setattr(roofline, "forward", lambda *args: many)
+    monkeypatch.setattr(roofline, "backward", lambda *args: many)
+    assert [check.ok for check in requirements.layer_checks(("sm_80",))] == [False] * 4
+
+
+SNIPPET = """
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 BRA `(.L_x_3) ;
+.L_x_1:
+        /*0020*/                   LDG.E.128 R4, [R2.64] ;
+        /*0030*/                   HMMA.16816.F32.BF16 R8, R4, R6, R8 ;
+        /*0040*/              @!PT LDS RZ, [RZ] ;
+        /*0050*/              @!P1 BRA `(.L_x_4) ;
+.L_x_2:
+        /*0060*/                   IADD3 R2, R2, 0x10, RZ ;
+        /*0070*/                   BRA.U !UP4, `(.L_x_1) ;
+.L_x_3:
+        /*0080*/                   EXIT ;
+.L_x_4:
+        /*0090*/                   SYNCS.PHASECHK P1, [UR4] ;
+        /*00a0*/              @!P1 BRA `(.L_x_4) ;
+        /*00b0*/                   BRA `(.L_x_2) ;
+.L_x_5:
+        /*00c0*/                   BRA `(.L_x_5);
+"""
+
+
+def test_the_main_loop_of_a_listing():
+    """Code that stands behind the end and jumps back belongs to the loop; what lies between does not."""
+    listing = sass.parse(SNIPPET)
+    assert len(natural_loops(listing)) == 2  # the trap at the end is never reached
+    loop = main_loop(listing, lambda opcode: int(opcode.startswith("HMMA")))
+    assert loop == [
+        "LDG.E.128", "HMMA.16816.F32.BF16", "NOP", "BRA", "IADD3", "BRA.U", "SYNCS.PHASECHK", "BRA", "BRA",
+    ]  # fmt: skip
+    assert main_loop(sass.parse("        /*0000*/  EXIT ;"), lambda opcode: 1) is None
+
+
+@pytest.mark.parametrize(
+    ("opcode", "width"),
+    [
+        ("LDG.E.128", 16),
+        ("LDG.E.64.CONSTANT", 8),
+        ("LDG.E", 4),
+        ("LDG.E.U16", 2),
+        ("LDGSTS.E.BYPASS.LTC128B.128", 16),
+        ("LDGSTS.E.LTC128B", 4),
+        ("LDGDEPBAR", None),
+        ("LDS.128", None),
+        ("global_load_dwordx4", 16),
+        ("buffer_load_dword", 4),
+        ("global_load_ushort", 2),
+        ("ds_read_b128", None),
+    ],
+)
+def test_width_of_loads(opcode, width):
+    assert load_width(opcode) == width
+
+
+def test_cycles_by_hand():
+    """Four warps on A100: 64 m16n8k16 take 8 of a quarter's cycles each; 100 FFMA at 64 lanes, 2 each."""
+    build = shipped("linear_forward", "sm_80", "plain")
+    found = cycles.loop_cycles({"HMMA.16816.F32.BF16": 64, "FFMA": 100, "LDS.128": 10, "UIADD3": 6}, build)
+    assert vars(found) == {
+        "tensor": 512, "issue": 180, "float32": 200, "integer": 0, "special": 0, "load_store": 160,
+    }  # fmt: skip
+    assert (found.total, found.bound) == (512, "tensor")
+
+
+def test_occupancy_by_hand():
+    a100 = processors.PROCESSORS["sm_80"]
+    assert processors.programs_per_processor(a100, 128, 32 * 1024, 4) == 4  # 16 warps of 128 registers
+    assert processors.programs_per_processor(a100, 32, 80 * 1024, 4) == 2  # shared memory
+    assert processors.programs_per_processor(a100, 32, 200 * 1024, 4) == 0
+
+
+def test_bytes_by_hand():
+    """Linear 16384,4096,4096 in bf16: weights of W bytes, activations of 4 W; nothing but weights fits in A100's L2."""
+    layer, W, rows = Layer(16384, 4096, 4096), 2 * 4096 * 4096, 4096
+
+    def cost(direction: str, variant: str) -> roofline.Cost:
+        return roofline.cost(layer, "sm_80", direction, variant)
+
+    assert cost("forward", "plain").dram == 9 * W + 2 * rows
+    assert cost("forward", "norms precomputed").asked == 9 * W + (2 + 2 + 4) * rows  # bias, g, norms
+    assert cost("backward", "plain").dram == 22 * W + 2 * rows  # dy W, dx; dy, x, dW; dy, db
+    assert cost("backward", "torch weight_norm").asked == 25 * W + 10 * rows
+    tiles = 4096 // 128
+    parts = 16384 // 1024
+    # g, norms; dots out and in; g, norms; dg; dy's sums out and in; db
+    small = (2 + 4) + 2 * 4 * tiles + (2 + 4) + 2 + 2 * 4 * parts + 4
+    # dy, x, v, dW; dW, v, dv; dy, v, dx: the gain is dx's own, which costs no bytes
+    assert cost("backward", "two steps").asked == pytest.approx(22 * W + small * rows, rel=1e-4)
+    # dy, y, scaled dy; scaled dy, x, v, dv; scaled dy, v, dx: v is kept for dx, dv is not
+    one_pass = cost("backward", "one pass, ReLU and no bias")
+    assert one_pass.asked == pytest.approx(31 * W, rel=1e-3)
+    assert one_pass.dram == pytest.approx(30 * W, rel=1e-3)
+
+
+def test_what_stays_in_the_cache_is_free():
+    write, read, other = (
+        Launch("a", (), (Access(1, 60),)), Launch("b", (Access(1, 60),), ()), Launch("c", (Access(2, 50),), ()),
+    )  # fmt: skip
+    assert roofline.dram_bytes([write, read, read], 100) == [60, 0, 0]
+    assert roofline.dram_bytes([write, other, read], 100) == [60, 50, 60]
+    assert roofline.dram_bytes([write, read], 50) == [60, 60]
+    streamed = write._replace(streamed=(1,))
+    assert roofline.dram_bytes([other, streamed, other, read], 100) == [50, 60, 0, 60]
+
+
+def test_every_launched_kernel_is_audited():
+    """Kernels are launched as module.kernel[grid](…)."""
+    launched = set()
+    for file in KERNELS.glob("run_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                launched.add(ast.unparse(node.func.value))
+    assert launched == {f"{module}.{kernel}" for kernel, module in builds.KERNELS.items()}
+
+
+def test_roots_and_quotients_are_rounded_to_nearest():
+    """NVIDIA's quick ones, tl.sqrt and / of float32 numbers, are not; language.py has those that are."""
+    for file in {KERNELS / f"{module}.py" for module in builds.KERNELS.values()} | {KERNELS / "tile.py"}:
+        for function in (node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)):
+            assert not any(isinstance(node, ast.Div) for node in ast.walk(function)), function.name
+            assert "sqrt" not in ast.unparse(function), function.name
+
+
+def test_launches_of_layers_as_on_a_gpu(tmp_path):
+    """Triton's launcher specialises and compiles what the layers' own code gives it; and how many launches it takes."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    script = Path(__file__).parents[2] / "support" / "pretend_gpu.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    cases = json.loads(done.stdout)
+    assert cases["linear, few rows"][0] == ["linear_forward"]  # one pass over x and v finds the norms too
+    for name, (forward, backward) in cases.items():
+        if not name.startswith("weight norm"):
+            assert len(forward) <= 2, name
+            assert len(backward) <= (4 if "per input" in name else 3), name
+
+
+@pytest.mark.parametrize(
+    ("kernel", "mode"),
+    [("weight_gradient", "two steps"), ("depthwise_weight_gradient", "as shipped"), ("finish_weight", "from splits")],
+)
+def test_gradients_past_32_bits_compile(kernel, mode, monkeypatch, tmp_path):
+    """Of transposed layers too, whose bias is summed over the far tensor: variables change their width with INDEX64."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build = shipped(kernel, "sm_80", mode)
+    constants = {name: True if name in ("SUM_FAR", "INDEX64") else value for name, value in build.constants}
+    (row,) = audit_builds([replace(build, constants=tuple(constants.items()), plain=None)])
+    assert row.facts.registers <= 255
+
+
+def test_float64_rows_compile(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (row,) = audit_builds([shipped("partial_norms", "sm_80", "whole rows", builds.FP64)])
+    assert row.facts.spill_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (
+            ["--target", "sm_70"],
+            "wnfused: audit: unknown --target 'sm_70', expected one of sm_80, sm_90, sm_100, gfx942\n",
+        ),
+        (["--kernel", "nothing"], r"wnfused: audit: unknown --kernel 'nothing', expected one of linear_forward, .*\n"),
+        (["--json", "/no/such/folder/a.json"], r"wnfused: audit: cannot write /no/such/folder/a.json: .*\n"),
+    ],
+)
+def test_wrong_arguments(argv, said, capsys, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert cli.main(["audit", *argv]) == 2
+    assert re.fullmatch(said, capsys.readouterr().err)
+
+
+def test_it_does_not_audit_the_interpreter(capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert cli.main(["audit"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_command(capsys, monkeypatch, tmp_path):
+    """Exit code, JSON and report, on a fabricated row that spills."""
+    from wnfused.kernels.triton import audit
+
+    bad = fabricated("linear_forward", "norms first", PLAIN_LOOP)
+    bad = replace(bad, facts=replace(bad.facts, spill_bytes=8))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(audit, "audit", lambda targets, kernels, progress: [bad])
+    assert cli.main(["audit", "--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]) == 1
+    assert "broken: spilled bytes must be 0" in capsys.readouterr().err
+    assert '"spill_bytes": 8' in (tmp_path / "a.json").read_text()
+    assert "nothing is measured" in (tmp_path / "a.md").read_text()

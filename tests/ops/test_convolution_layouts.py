@@ -1,0 +1,128 @@
+"""Convolutions of tensors in any memory layout: values, and the strides of outputs and gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tests.support.convolution_cases import (
+    Shape,
+    as_channels_last,
+    check_against_float64,
+    expected,
+    gradient_of,
+    make,
+    one_of_each_side,
+    run,
+    sided,
+)
+from tests.support.reference import CONVS, TRANSPOSED, assert_gradients_close, doubles, gradients
+
+
+def significant(t: Tensor) -> list[int]:
+    """Strides, but for dimensions of one element, whose stride means nothing."""
+    return [stride for stride, size in zip(t.stride(), t.shape, strict=True) if size > 1]
+
+
+@one_of_each_side
+def test_channels_last_stays_channels_last(
+    backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
+) -> None:
+    """Of the input, alone or with the weight: output and input gradient; dv and dg have their parameter's strides."""
+    for weight_too in (False, True):
+        for relu in (False, True):
+            inputs = sided(x, v, transposed, arguments)
+            inputs[0] = as_channels_last(inputs[0])
+            if weight_too:
+                inputs[1] = as_channels_last(inputs[1])
+            y = run(inputs, transposed, relu, **arguments)
+            assert y.is_contiguous(memory_format=torch.channels_last)
+            results = gradients(y, inputs, torch.randn_like(y))
+            for own, like in zip(results, inputs, strict=True):
+                assert significant(own) == significant(like)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2, 3, None])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("x_last", [False, True])
+@pytest.mark.parametrize("v_last", [False, True])
+def test_output_has_the_strides_torch_gives_it(
+    backend: str, v_last: bool, x_last: bool, transposed: bool, dim: int | None
+) -> None:
+    """torch answers in channels-last where input or weight is; the fake implementation says so too."""
+    inputs = make((2, 6, 7, 8), (6, 6, 3, 3), dim, transposed=transposed)
+    for i, last in enumerate((x_last, v_last)):
+        inputs[i] = as_channels_last(inputs[i]) if last else inputs[i]
+    x, v, _, b = inputs
+    y = run(inputs, transposed, dim=dim)
+    plain = TRANSPOSED if transposed else CONVS
+    assert y.stride() == plain[2](x, v, b).stride()
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in inputs if t is not None]
+        assert run(fakes, transposed, dim=dim).stride() == y.stride()
+    results = gradients(y, inputs, torch.randn_like(y))
+    assert [t.stride() for t in results] == [t.stride() for t in inputs]
+
+
+def turned(t: Tensor) -> Tensor:
+    """The same values with the dimensions in the opposite order in memory."""
+    order = tuple(reversed(range(t.ndim)))
+    return t.permute(order).contiguous().permute(order)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 4, None])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_parameters_in_any_strides(backend: str, n: int, dim: int | None) -> None:
+    """A weight with its dimensions in another order, a strided gain: right values, dv in the weight's strides."""
+    shape = (5, 4, 3, 2, 3)[: n + 2]
+    dim = min(dim, n + 1) if dim is not None else None
+    inputs = make((2, 4, *[6] * n), shape, dim)
+    v, gain = inputs[1], inputs[2]
+    assert v is not None and gain is not None
+    inputs[1] = turned(v.detach()).requires_grad_()
+    inputs[2] = torch.stack([gain.detach(), gain.detach() - 9], dim=-1)[..., 0].requires_grad_()
+    check_against_float64(inputs, dim=dim)
+    y = run(inputs, dim=dim)
+    assert gradients(y, inputs, torch.randn_like(y))[1].stride() == inputs[1].stride()
+
+
+GRADIENTS = {
+    "expanded": lambda dy: torch.ones(()).expand_as(dy),
+    "one per channel": lambda dy: torch.randn(dy.shape[1], 1, 1).expand_as(dy),
+    "turned": turned,
+    "channels last": lambda dy: dy.contiguous(memory_format=torch.channels_last),
+    "strided": lambda dy: torch.stack([dy, dy - 9], dim=-1)[..., 0],
+}
+
+
+@pytest.mark.parametrize("kind", GRADIENTS)
+@one_of_each_side
+def test_output_gradients_of_any_layout(
+    backend: str, side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any], kind: str
+) -> None:
+    for relu in (False, True):
+        inputs = sided(x, v, transposed, arguments)
+        y = run(inputs, transposed, relu, **arguments)
+        wide = doubles(*inputs)
+        y_wide = expected(wide, transposed, relu, **arguments)
+        dy = GRADIENTS[kind](gradient_of(y_wide).float())
+        assert dy.shape == y.shape
+        own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
+        assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])
+
+
+def test_inputs_of_any_layout(backend: str) -> None:
+    """Expanded, strided and permuted inputs, of a small weight and of a large one."""
+    for v in ((6, 4, 3, 3), (128, 128, 3, 3)):
+        channels = v[1]
+        for x in (
+            torch.randn(1, channels, 1, 1).expand(2, channels, 3, 3),
+            torch.randn(2, channels, 3, 6)[..., ::2],
+            torch.randn(3, 3, channels, 2).permute(3, 2, 0, 1),
+        ):
+            for dim in (0, 1, None):
+                inputs = make(tuple(x.shape), v, dim)
+                inputs[0] = x.detach().requires_grad_()
+                check_against_float64(inputs, dim=dim, padding=1)

@@ -1,0 +1,1 @@
+"""What several tests share: references, samples, cases, and scripts that run in processes of their own."""

@@ -1,0 +1,55 @@
+"""Shared by the tests of the Triton kernels: where they run, the tiles, and float64 results to compare with.
+
+Without a GPU they run in triton's interpreter on CPU tensors; `make test-gpu` runs the same tests on one.
+"""
+
+import torch
+from torch import Tensor
+
+from tests.support.reference import assert_close
+from wnfused.kernels.triton import support
+from wnfused.kernels.triton.tiles import KERNELS, TILES, Tile, shipped_tiles
+from wnfused.ops import reference as formulas
+
+DEVICE = torch.device("cpu" if support.interpreted() else "cuda")
+ON_GPU = DEVICE.type == "cuda"
+if ON_GPU:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+# (activations, weights)
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.float16, torch.float16),
+    (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float32),
+]
+DTYPE_IDS = ["fp32", "bf16", "fp16", "bf16-fp32", "fp16-fp32"]
+
+
+def tiles(dtype: torch.dtype) -> list[Tile]:
+    """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its own."""
+    families = [support.target_of(DEVICE).family] if ON_GPU else list(TILES)
+    kernels = [kernel for kernel in KERNELS if kernel != "few_rows"]
+    return sorted(shipped_tiles(kernels, families, ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]))
+
+
+def tensors(*shapes_and_dtypes: tuple[tuple[int, ...], torch.dtype]) -> list[Tensor]:
+    return [torch.randn(shape).to(DEVICE, dtype) for shape, dtype in shapes_and_dtypes]
+
+
+def gains(v: Tensor, dim: int | None) -> Tensor:
+    return (torch.rand(formulas.gain_shape(tuple(v.shape), dim)) + 0.5).to(DEVICE, v.dtype)
+
+
+def wide(*values: Tensor | None) -> list[Tensor | None]:
+    return [None if t is None else t.detach().double().cpu() for t in values]
+
+
+def assert_all_close(own: tuple[Tensor | None, ...], wanted: tuple[Tensor | None, ...], rounded: torch.dtype) -> None:
+    """Each result within its dtype's tolerance, or that of the products' dtype where that is wider (dv in float32)."""
+    for name, a, b in zip(["dx", "dv", "dg", "db"], own, wanted, strict=True):
+        assert (a is None) == (b is None), name
+        if a is not None and b is not None:
+            narrow = a.cpu().to(rounded) if a.dtype == torch.float32 else a.cpu()
+            assert_close(narrow if name != "db" else a.cpu(), b, what=name)

@@ -1,0 +1,27 @@
+"""The weight-normalized layers, their base class, and weights that are frozen or prepared for a whole model."""
+
+from wnfused.nn.base import WeightNormalized
+from wnfused.nn.frozen import frozen
+from wnfused.nn.layers import (
+    WNConv1d,
+    WNConv2d,
+    WNConv3d,
+    WNConvTranspose1d,
+    WNConvTranspose2d,
+    WNConvTranspose3d,
+    WNLinear,
+)
+from wnfused.nn.precompute import precompute_norms
+
+__all__ = [
+    "WNConv1d",
+    "WNConv2d",
+    "WNConv3d",
+    "WNConvTranspose1d",
+    "WNConvTranspose2d",
+    "WNConvTranspose3d",
+    "WNLinear",
+    "WeightNormalized",
+    "frozen",
+    "precompute_norms",
+]

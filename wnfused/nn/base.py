@@ -1,0 +1,158 @@
+"""What all weight-normalized layers share: their parameters, the ``weight`` they stand for, and what they load from."""
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from wnfused import checks, functional
+from wnfused.ops.reference import gain_shape, opmath, row_norms
+
+if TYPE_CHECKING:
+    from wnfused.nn.frozen import FrozenWeight
+
+# How torch's two weight norms name gain and direction in a state dict. The layers' own names are those of "hook".
+SPELLINGS = {
+    "hook": ("weight_g", "weight_v"),
+    "parametrizations": ("parametrizations.weight.original0", "parametrizations.weight.original1"),
+}
+
+
+def gain_of(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
+    """The gain with which the normalized weight is v itself: its norms, exactly as torch's weight norm takes them.
+
+    Where the squares overflow or vanish, which torch's norms do not survive, they are the operators' own.
+    """
+    v = v.detach()
+    if v.numel() == 0:
+        return v.new_zeros(gain_shape(tuple(v.shape), dim))
+    norms = torch.norm_except_dim(v, 2, -1 if dim is None else dim)
+    limits = torch.finfo(opmath(v.dtype))
+    safe = (norms > limits.tiny**0.5 / limits.eps) & (norms < limits.max**0.5 * limits.eps)
+    norms = torch.where(safe, norms, row_norms(v, dim).to(v.dtype))
+    return norms if eps == 0 else torch.hypot(norms, torch.full_like(norms, math.sqrt(eps)))
+
+
+class WeightNormalized(nn.Module):
+    """Base of the layers: the ``torch.nn`` layer ``twin`` whose weight is made of ``weight_g`` and ``weight_v``.
+
+    Like torch's own parametrized layers, each layer is a subclass of its twin: code that finds ``nn.Conv1d`` by
+    ``isinstance``, or reads and sets its ``kernel_size`` or ``padding``, works on. Parameters come in the order both of
+    torch's weight norms have them in (bias, gain, direction), so optimizer states fit as well.
+    """
+
+    twin: ClassVar[type[nn.Module]]
+    weight_g: nn.Parameter
+    weight_v: nn.Parameter
+    bias: Any  # a Parameter or None; torch declares it differently from twin to twin
+    activation: str | None
+    dim: int | None
+    eps: float
+    _frozen: "FrozenWeight | None" = None  # set by wnfused.frozen, and only while it is active
+
+    def _take_over(self, plain: nn.Module, activation: str | None, dim: int | None, eps: float) -> None:
+        """Become the freshly built twin ``plain``: its geometry, its random numbers, its defaults."""
+        where = type(self).__name__
+        v = plain._parameters.pop("weight")
+        assert v is not None
+        if dim is not None:
+            checks.dimension(where, v.ndim, dim)
+        checks.epsilon(where, eps)
+        checks.activation(where, activation)
+        self.__dict__.update(plain.__dict__)
+        become(self, type(self), nn.Parameter(gain_of(v, dim, eps)), v, dim, eps, activation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._forward(input)
+
+    def _forward(self, input: Tensor, *more: Any) -> Tensor:
+        """One operator of input, gain and direction; inside ``wnfused.frozen`` the plain layer with the kept weight."""
+        frozen = self._frozen
+        if frozen is not None and (plain := frozen.weight_and_bias(self)) is not None:
+            y = self._plain(input, *plain, *more)
+            return y if self.activation is None else y.relu_()
+        return self._fused(input, self.weight_v, self.weight_g, self.bias, *more)
+
+    def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
+        """What the twin computes with this weight."""
+        raise NotImplementedError
+
+    def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
+        """The public function of this layer."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor:
+        """The normalized weight, computed anew from ``weight_g`` and ``weight_v`` and differentiable in both."""
+        return functional.weight_norm(self.weight_v, self.weight_g, self.dim, self.eps)
+
+    @weight.setter
+    def weight(self, value: Any) -> None:
+        raise AttributeError(
+            f"{type(self).__name__}: weight is computed from weight_g and weight_v and cannot be set: set those, "
+            "or wnfused.fold the layer first"
+        )
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name == "weight":  # nn.Module assigns parameters past the property's setter
+            object.__setattr__(self, name, param)
+        super().register_parameter(name, param)
+
+    def reset_parameters(self) -> None:
+        """torch's default initialization of direction and bias, and the gain that makes the direction the weight."""
+        self.twin.reset_parameters(SimpleNamespace(weight=self.weight_v, bias=self.bias))  # type: ignore[attr-defined]
+        with torch.no_grad():
+            self.weight_g.copy_(gain_of(self.weight_v, self.dim, self.eps))
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr()]
+        parts += [f"dim={self.dim}"] if self.dim != 0 else []
+        parts += [f"eps={self.eps}"] if self.eps != 0 else []
+        parts += [f"activation={self.activation!r}"] if self.activation is not None else []
+        return ", ".join(parts)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        """Also read the parametrizations' spelling, and a plain weight as a direction with its norms as gain."""
+        g_key, v_key = (prefix + name for name in SPELLINGS["hook"])
+        for name, key in zip(SPELLINGS["parametrizations"], (g_key, v_key), strict=True):
+            if prefix + name in state_dict and key not in state_dict:
+                state_dict[key] = state_dict.pop(prefix + name)
+        if prefix + "weight" in state_dict and g_key not in state_dict and v_key not in state_dict:
+            v = state_dict[v_key] = state_dict.pop(prefix + "weight")
+            if isinstance(v, Tensor) and v.shape == self.weight_v.shape:  # otherwise torch reports what does not fit
+                assign = local_metadata.get("assign_to_params_buffers", False)
+                state_dict[g_key] = gain_of(v if assign else v.to(self.weight_v.dtype), self.dim, self.eps)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightNormalized":
+        if self._frozen is not None:
+            self._frozen.forget()  # .to() and .half() replace a parameter's data without a trace in its version
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_frozen"}
+
+
+def become(
+    module: nn.Module,
+    kind: type[WeightNormalized],
+    g: nn.Parameter,
+    v: nn.Parameter,
+    dim: int | None,
+    eps: float = 0.0,
+    activation: str | None = None,
+) -> None:
+    """Turn ``module``, a twin of ``kind`` whose ``weight`` is out of the way, into ``kind`` with these parameters.
+
+    The object stays the same one, and with it whatever refers to it: parents, ties, hooks, the user's own attributes.
+    """
+    module.__class__ = kind
+    module.activation, module.dim, module.eps = activation, dim, eps  # type: ignore[assignment]
+    for name, parameter in (("weight_g", g), ("weight_v", v)):
+        if name not in module._parameters:
+            module.register_parameter(name, parameter)

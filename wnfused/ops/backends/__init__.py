@@ -1,0 +1,31 @@
+"""The implementations of the operators, one file each, and the registry that chooses between them."""
+
+from importlib import import_module
+
+from wnfused.kernels.triton import support
+from wnfused.ops.backends import native
+from wnfused.ops.backends import torch as torch_backend
+from wnfused.ops.backends.registry import (
+    Backend,
+    BackendUnavailable,
+    backend,
+    chosen,
+    names,
+    register,
+    resolve,
+    select_from_environment,
+)
+
+__all__ = ["Backend", "BackendUnavailable", "backend", "chosen", "names", "register", "resolve"]
+
+register(
+    Backend(
+        "triton",
+        why_not=support.why_not,
+        operators=lambda: import_module("wnfused.ops.backends.triton"),  # imports triton, which may be missing
+        volunteers=lambda device: device.type == "cuda",  # on a CPU its interpreter runs, for tests and on request
+    )
+)
+register(Backend("native", why_not=native.why_not, operators=native.operators))
+register(Backend("torch", why_not=lambda device: None, operators=lambda: torch_backend))
+select_from_environment()

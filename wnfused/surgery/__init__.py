@@ -1,0 +1,7 @@
+"""Changes to whole models: to wnfused's layers and back, to plain layers, and the spellings of their state dicts."""
+
+from wnfused.surgery.convert import ConvertReport, apply, convert
+from wnfused.surgery.fold import fold, to_torch
+from wnfused.surgery.state_dicts import state_dict
+
+__all__ = ["ConvertReport", "apply", "convert", "fold", "state_dict", "to_torch"]

@@ -1,0 +1,221 @@
+"""Surgery into weight normalization: from torch's own weight norms (``convert``) and from plain layers (``apply``).
+
+Both look at the whole model first and touch it only when everything is decided, so an error leaves it as it was. Both
+change the layers' own objects (class and parameters) instead of replacing them: the root may itself be such a layer,
+and hooks, ties, ``training``, ``requires_grad`` and the user's attributes stay in place.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrize
+
+from wnfused import checks
+from wnfused.nn.base import WeightNormalized, become, gain_of
+from wnfused.nn.layers import (
+    WNConv1d,
+    WNConv2d,
+    WNConv3d,
+    WNConvTranspose1d,
+    WNConvTranspose2d,
+    WNConvTranspose3d,
+    WNLinear,
+)
+from wnfused.ops.reference import gain_shape
+from wnfused.surgery import torch_norms
+from wnfused.surgery.torch_norms import TorchNorm
+
+Filter = Callable[[str, nn.Module], bool]
+
+LAYERS: tuple[type[WeightNormalized], ...] = (
+    WNLinear,
+    WNConv1d,
+    WNConv2d,
+    WNConv3d,
+    WNConvTranspose1d,
+    WNConvTranspose2d,
+    WNConvTranspose3d,
+)
+TWINS = tuple(kind.twin for kind in LAYERS)
+# What a class body may hold without changing how the layer works once it is built.
+_HARMLESS = {"__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
+_HARMLESS |= {"__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__constants__"}
+
+
+@dataclass
+class ConvertReport:
+    """What ``convert`` or ``apply`` did: the names of the converted layers, and for each one left alone the reason."""
+
+    converted: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.converted)
+
+    def __str__(self) -> str:
+        lines = [f"converted {self.count} layer{'s' * (self.count != 1)}, left {len(self.skipped)} alone"]
+        lines += [f"  {name or '(the model itself)'}: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join(lines)
+
+
+def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
+    """Turn every layer under one of torch's weight norms into the wnfused layer, in place.
+
+    Outputs and gradients are the same (up to rounding), and the parameters are the very same objects in the same order,
+    so an optimizer made before goes on working and its saved states still load. ``filter(name, module)`` may keep
+    layers out. What is not converted (recurrent layers, subclasses with code of their own, a norm on another parameter
+    than ``weight``, norms combined with other parametrizations) goes on as it was; the report says why.
+
+    Afterwards torch's ``remove_weight_norm``, and model methods that call it, find nothing to remove and raise:
+    ``wnfused.fold`` takes their place.
+    """
+    checks.module("convert", model)
+    report, plan = plan_of_convert(model, filter)
+    for module, norm, kind in plan:
+        g, v = torch_norms.gain_and_direction(module, norm)
+        assert g is not None
+        assert v is not None
+        torch_norms.take_off(module, norm)
+        become(module, kind, g, v, norm.dim_for(v.ndim))
+    return report
+
+
+def plan_of_convert(
+    model: nn.Module, filter: Filter | None = None
+) -> tuple[ConvertReport, list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]]]:
+    """What ``convert`` would report, and what it would turn into what; nothing is changed."""
+    report = ConvertReport()
+    plan: list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]] = []
+    for name, module in model.named_modules():
+        norms = torch_norms.norms_on(module)
+        if not norms:
+            continue
+        reason = _why_not_convert(module, norms) or _filtered(filter, name, module)
+        if reason is not None:
+            report.skipped[name] = reason
+            continue
+        report.converted.append(name)
+        plan.append((module, norms[0], _counterpart(parametrize.type_before_parametrizations(module))))
+    return report, plan
+
+
+def apply(model: nn.Module, filter: Filter | None = None, *, dim: int | None = 0, eps: float = 0.0) -> ConvertReport:
+    """Weight-normalize the plain ``nn.Linear`` and (transposed) convolution layers of a model, in place.
+
+    Each layer's weight becomes its ``weight_v`` (the same parameter), and ``weight_g`` starts as its norms, so outputs
+    do not change. ``weight_g`` is new: make the optimizer afterwards. Layers under torch's weight norm are left to
+    ``convert``; subclasses, lazy layers and weights tied to another module are left alone; the report says why.
+    """
+    checks.module("apply", model)
+    checks.epsilon("apply", eps)
+    report = ConvertReport()
+    owners = _owners(model)
+    plan: list[tuple[nn.Module, type[WeightNormalized]]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, TWINS):
+            continue
+        reason = _why_not_apply(name, module, owners) or _filtered(filter, name, module)
+        if reason is not None:
+            report.skipped[name] = reason
+            continue
+        if dim is not None:
+            checks.dimension(f"apply: layer {name!r}", cast(Tensor, module.weight).ndim, dim)
+        report.converted.append(name)
+        plan.append((module, _counterpart(type(module))))
+    gains = [gain_of(cast(Tensor, module.weight), dim, eps) for module, _ in plan]
+    for (module, kind), gain in zip(plan, gains, strict=True):
+        v = module._parameters.pop("weight")
+        assert v is not None
+        torch_norms.drop_renaming_hooks(module)
+        become(module, kind, nn.Parameter(gain, requires_grad=v.requires_grad), v, dim, eps)
+    return report
+
+
+def _filtered(filter: Filter | None, name: str, module: nn.Module) -> str | None:
+    return None if filter is None or filter(name, module) else "left out by the filter"
+
+
+def additions(kind: type, base: type) -> list[str]:
+    """What the classes between ``kind`` and ``base`` define besides ``__init__``, whose work on a module is done."""
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    return sorted({name for cls in between for name in vars(cls)} - _HARMLESS)
+
+
+def _counterpart(kind: type[nn.Module]) -> type[WeightNormalized]:
+    return next(ours for ours in LAYERS if issubclass(kind, ours.twin))
+
+
+def _why_not_convert(module: nn.Module, norms: list[TorchNorm]) -> str | None:
+    kind = parametrize.type_before_parametrizations(module)
+    twin = next((t for t in TWINS if issubclass(kind, t)), None)
+    names = [norm.name for norm in norms]
+    if twin is None:
+        return f"{kind.__name__} has no fused counterpart (weight norm on {', '.join(names)})"
+    if added := additions(kind, twin):
+        return f"{kind.__name__} is a subclass of {twin.__name__} with its own {', '.join(added)}"
+    if len(norms) > 1:
+        return f"several weight norms on one module ({', '.join(names)})"
+    if names != ["weight"]:
+        return f"the norm is on {names[0]!r}, not on 'weight'"
+    if others := torch_norms.others_on(module):
+        return f"weight norm is combined with {', '.join(others)}"
+    return _obstacle(module) or _unfit(module, norms[0])
+
+
+def _obstacle(module: nn.Module) -> str | None:
+    """What on the instance itself stands in the way."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the instance"
+    taken = [name for name in ("activation", "dim", "eps") if hasattr(module, name)]
+    return f"it has an attribute {taken[0]!r} of its own, which the fused layer needs" if taken else None
+
+
+def _unfit(module: nn.Module, norm: TorchNorm) -> str | None:
+    """Gains and directions the operators would not take."""
+    g, v = torch_norms.gain_and_direction(module, norm)
+    if g is None or v is None:
+        return "its gain and direction are not parameters of the module any more"
+    if v.dtype not in checks.FLOATS:
+        return f"dtype {v.dtype} is not supported"
+    if g.dtype != v.dtype or g.device != v.device:
+        return f"gain ({g.dtype}, {g.device}) and direction ({v.dtype}, {v.device}) differ"
+    expected = gain_shape(tuple(v.shape), norm.dim_for(v.ndim))
+    return None if tuple(g.shape) == expected else f"its gain has shape {tuple(g.shape)}, expected {expected}"
+
+
+def _owners(model: nn.Module) -> dict[int, list[str]]:
+    """Where each parameter object of the model is registered, by its id; a shared module counts once."""
+    owners: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(f"{prefix}.{name}" if prefix else name)
+    return owners
+
+
+def _why_not_apply(name: str, module: nn.Module, owners: dict[int, list[str]]) -> str | None:
+    if isinstance(module, WeightNormalized):
+        return "already weight-normalized"
+    if torch_norms.norms_on(module):
+        return "under torch's weight norm: use wnfused.convert"
+    if isinstance(module, LazyModuleMixin):
+        return "lazy: its weight has no shape before the first forward"
+    if parametrize.is_parametrized(module) or torch_norms.others_on(module):
+        return f"already parametrized ({', '.join(torch_norms.others_on(module))})"
+    if type(module) not in TWINS:
+        return f"{type(module).__name__} is a subclass of a torch.nn layer"
+    if reason := _obstacle(module):
+        return reason
+    weight = module._parameters.get("weight")
+    if weight is None or hasattr(module, "weight_g") or hasattr(module, "weight_v"):
+        return "its weight is not a plain parameter of the module"
+    if weight.dtype not in checks.FLOATS:
+        return f"dtype {weight.dtype} is not supported"
+    own = f"{name}.weight" if name else "weight"
+    if others := [owner for owner in owners[id(weight)] if owner != own]:
+        return f"its weight is tied to {', '.join(others)}"
+    return None

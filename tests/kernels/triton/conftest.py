@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.ptx.worker import compiling
+
+from tests.support.ptx.worker import compiling
 
 
 @pytest.fixture(scope="session")

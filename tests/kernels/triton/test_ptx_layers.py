@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.ptx import cases, layers, rounding
 
+from tests.support.ptx import cases, layers, rounding
 from wnfused.kernels.triton.audit import builds
 
 Compiled = Callable[..., Any]
@@ -48,15 +48,7 @@ def test_a_wrong_result_fails(compiled: Compiled) -> None:
     """All zeros are not within the tolerance."""
     layer = layers.Layer("linear", (8, 16), (3, 16))
     with pytest.raises(AssertionError, match="dv: errors"):
-        compiled(check_zeros, layer)
-
-
-def check_zeros(layer: layers.Layer) -> None:
-    found, dy, _ = layers.run(layer, layers.Conditions())
-    assert not layers.differences(layer, found, dy)
-    zeros = {name: torch.zeros_like(t) for name, t in found.items()}
-    said = layers.differences(layer, zeros, dy)
-    assert not said, "\n".join(said)
+        compiled(cases.check_zeros, layer)
 
 
 def test_tf32_is_truncated(compiled: Compiled) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.ptx import cases
-from support.ptx.mutations import CAUGHT
+
+from tests.support.ptx import cases
+from tests.support.ptx.mutations import CAUGHT
 
 FEW = [(cases.LAYERS[0], "finish_weight"), (cases.LAYERS[0], "linear_input_gradient")]
 

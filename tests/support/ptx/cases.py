@@ -11,7 +11,7 @@ from wnfused.kernels.triton import run_multi
 from wnfused.ops import reference as formulas
 
 from .launch import POISONS, Conditions, emulated
-from .layers import Layer, forward_and_backward, placed, run, tensors_of
+from .layers import Layer, differences, forward_and_backward, placed, run, tensors_of
 from .mutations import mutations, verdict
 
 LAYERS = [
@@ -67,6 +67,15 @@ def norms_of_many() -> float:
         assert torch.equal(first, second)
     wanted = [formulas.row_norms(w.v.double(), w.dim, w.eps) for w in weights]
     return max(((a - b).abs() / b).max().item() for a, b in zip(found[0], wanted, strict=True))
+
+
+def check_zeros(layer: Layer) -> None:
+    """Fails with what a comparison says of results that are all zeros, after it passed the right ones."""
+    found, dy, _ = run(layer, Conditions())
+    assert not differences(layer, found, dy)
+    zeros = {name: torch.zeros_like(t) for name, t in found.items()}
+    said = differences(layer, zeros, dy)
+    assert not said, "\n".join(said)
 
 
 def verdicts(layer: Layer, kernel: str) -> Counter[tuple[str, str]]:

@@ -108,9 +108,10 @@ def emulated(conditions: Conditions, record: bool = False) -> Iterator[Launches]
 
     Only for a process that has not imported them for triton's interpreter.
     """
-    from pretend_gpu import PretendDriver
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
+
+    from tests.support.pretend_gpu import PretendDriver
 
     compile_only, launches = JITFunction.run, Launches()
 

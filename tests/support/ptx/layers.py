@@ -1,8 +1,8 @@
 """Layers to run on the emulator, forward and backward, against float64; drawn from a seed, or written out.
 
-A failure prints the layer as it is made here. To see it again, in tests/:
+A failure prints the call that repeats it, for the top of the checkout:
 
-    TRITON_INTERPRET=0 python -c 'from support.ptx.layers import *; check(Layer(...))'
+    TRITON_INTERPRET=0 python -c 'from tests.support.ptx.layers import *; check(Layer(...))'
 """
 
 import random
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from unittest import mock
 
 import torch
-from reference import TOLERANCE, errors
 from torch import Tensor
 
+from tests.support.reference import TOLERANCE, errors
 from wnfused.kernels.triton import dtypes as dtype_names
 from wnfused.kernels.triton import (
     run_conv,
@@ -28,7 +28,7 @@ from wnfused.kernels.triton import (
 )
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.ops import reference as formulas
-from wnfused.ops import triton_backend
+from wnfused.ops.backends import triton as triton_backend
 
 from .launch import POISONS, Conditions, Launches, emulated
 
@@ -47,7 +47,7 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """``kind``: "weight_norm", "linear", "convolution" or "transposed"; ``dtypes``: named as in kernels/triton/dtypes.py."""
+    """``kind``: "weight_norm", "linear", "convolution", "transposed"; ``dtypes``: a name of kernels/triton/dtypes.py."""
 
     kind: str
     v: Numbers
@@ -203,7 +203,7 @@ def wanted(layer: Layer, dy: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]:
-    """What is not within its dtype's tolerance (tests/reference.py), or that of the products where it is wider."""
+    """What is not within the tolerance of its dtype, or of the products' where that is wider."""
     expected = wanted(layer, dy, found["y"])
     assert found.keys() == expected.keys(), layer
     wide = max(layer.types, key=lambda dtype: TOLERANCE[dtype])

@@ -23,7 +23,7 @@ LAYERS = [
     Layer("linear", (40, 50), (33, 50), "fp16/fp32", relu=True),
     Layer("linear", (33, 40), (21, 40), "bf16", dim=1),
     Layer("linear", (17, 45), (33, 45), far=True, scale=1e-30),
-    Layer("linear", (20, 4500), (5, 4500)),
+    Layer("linear", (20, 4096), (5, 4096), "bf16"),
     Layer("convolution", (32, 32, 3, 3), (2, 32, 6, 6), "bf16", padding=(1, 1), last=True),
     Layer("convolution", (16, 3, 3, 3), (2, 3, 9, 9), "tf32", stride=(2, 2), padding=(1, 1), relu=True),
     Layer("convolution", (6, 4, 3), (2, 4, 9), dim=2, dilation=(2,)),

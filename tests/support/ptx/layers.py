@@ -47,7 +47,7 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layer:
-    """``kind``: "weight_norm", "linear", "convolution", "transposed"; ``dtypes``: a name of kernels/triton/dtypes.py."""
+    """``kind``: "weight_norm", "linear", "convolution", "transposed"; ``dtypes``: as kernels/triton/dtypes.py says."""
 
     kind: str
     v: Numbers

@@ -20,6 +20,14 @@ def constant(bits: int, type: str) -> np.generic:
     return np.array(bits & (1 << size) - 1, BITS[size]).view(dtype)[()]
 
 
+def scatter(data: Lanes, places: Lanes, values: Lanes, backwards: bool) -> bool:
+    """Stores in the order of lanes, or backwards; returns whether lanes had different values for one place."""
+    step = -1 if backwards else 1
+    # Copied, because numpy undoes negative steps and would store in the order of memory.
+    data[places[::step].copy()] = values[::step].copy()
+    return bool((data[places] != values).any())
+
+
 def widened(value: Lanes) -> Lanes:
     """bfloat16 bits as float32."""
     return (value.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -192,12 +192,11 @@ class Machine:
         self._release()
 
     def _release(self) -> None:
-        """CTAs whose threads have all arrived at a barrier or ended go on."""
+        """CTAs whose threads have all arrived at one barrier go on."""
         if not self.waiting.any():
             return
-        waiting = self.waiting.reshape(-1, self.threads)
-        ended = (self.position == len(self.program.blocks)).reshape(-1, self.threads)
-        ready = (waiting | ended).all(1)
-        released = np.flatnonzero(self.waiting & np.repeat(ready, self.threads))
+        waiting, position = (x.reshape(-1, self.threads) for x in (self.waiting, self.position))
+        ready = waiting.all(1) & (position == position[:, :1]).all(1)
+        released = np.flatnonzero(np.repeat(ready, self.threads))
         self.waiting[released] = False
         self.shared.pass_barrier(released)

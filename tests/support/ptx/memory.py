@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .failures import OutOfBounds
-from .lanes import BITS, Lanes
+from .lanes import BITS, Lanes, scatter
 from .parser import Instruction
 
 _WINDOW = 48  # bits of an address inside a tensor's range; host addresses have no others
@@ -74,12 +74,10 @@ class GlobalMemory:
     def store(self, address: Lanes, values: Lanes, instruction: Instruction, backwards: bool) -> bool:
         """``values`` [lanes, count]; returns whether lanes stored different values to one place."""
         element, count = values.dtype.itemsize, values.shape[1]
-        differ, step = False, -1 if backwards else 1
+        differ = False
         for region, lanes, offset in self._parts(address, element * count, instruction):
             places = ((offset + region.lead) // element)[:, None] + np.arange(count)
-            data, mine = region.data.view(values.dtype), values[lanes]
-            data[places[::step]] = mine[::step]
-            differ |= bool((data[places] != mine).any())
+            differ |= scatter(region.data.view(values.dtype), places, values[lanes], backwards)
         return differ
 
     def _parts(self, address: Lanes, width: int, instruction: Instruction) -> list[tuple[Region, Lanes | slice, Lanes]]:

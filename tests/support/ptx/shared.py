@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .failures import Failure, Race
-from .lanes import BITS, Lanes
+from .lanes import BITS, Lanes, scatter
 from .parser import Instruction
 
 IN_FLIGHT = np.int64(2**62)
@@ -89,10 +89,7 @@ class SharedMemory:
         """``values`` [lanes, count]; returns whether lanes stored different values to one place."""
         element, count = values.dtype.itemsize, values.shape[1]
         at = self.claim(lanes, address, element * count, instruction, self.time[lanes][:, None])
-        places, data = self._elements(at, element, count), self.data.view(values.dtype)
-        step = -1 if backwards else 1
-        data[places[::step]] = values[::step]
-        return bool((data[places] != values).any())
+        return scatter(self.data.view(values.dtype), self._elements(at, element, count), values, backwards)
 
     def claim(self, lanes: Lanes, address: Lanes, width: int, instruction: int, time: Lanes) -> Lanes:
         """Bytes that are written now, or (IN_FLIGHT) some time before a wait."""

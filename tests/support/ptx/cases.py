@@ -1,13 +1,15 @@
 """Layers that together launch every kernel, and what the tests ask of one in a process that compiles."""
 
+import importlib
 from collections import Counter
 from typing import Any
 from unittest import mock
 
 import torch
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, mangle_type
 
 from wnfused.kernels.triton import run_multi
+from wnfused.kernels.triton.audit import builds, compiled
 from wnfused.ops import reference as formulas
 
 from .launch import POISONS, Conditions, emulated
@@ -38,16 +40,28 @@ LAYERS = [
 ]
 
 
-def kernels_launched(layer: Layer) -> list[str]:
-    """By name, without running them."""
-    names: list[str] = []
+def pointers_launched(layer: Layer) -> list[tuple[str, dict[str, str]]]:
+    """The kernels a layer launches, without running them: names, and their tensors' types as triton writes them."""
+    found: list[tuple[str, dict[str, str]]] = []
 
     def note(kernel: JITFunction, *arguments: Any, **options: Any) -> None:
-        names.append(kernel.__name__)
+        values = {**dict(zip(kernel.arg_names, arguments, strict=False)), **options}
+        types = {name: mangle_type(t) for name, t in values.items() if isinstance(t, torch.Tensor)}
+        found.append((kernel.__name__, types))
 
     with mock.patch.object(JITFunction, "run", note):
         forward_and_backward(layer, *tensors_of(layer))
-    return names
+    return found
+
+
+def pointers_compiled(kernel: str) -> list[dict[str, str]]:
+    """The same of the audit's builds for sm_80."""
+    found = []
+    for build in builds.builds(("sm_80",), (kernel,)):
+        function = getattr(importlib.import_module(f"wnfused.kernels.triton.{build.module}"), kernel)
+        signature, _, _ = compiled._specialised(function, build)
+        found.append({name: type for name, type in signature.items() if type.startswith("*")})
+    return found
 
 
 def norms_of_many() -> float:

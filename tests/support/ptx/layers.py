@@ -106,7 +106,7 @@ def tensors_of(layer: Layer) -> list[Tensor | None]:
         return [None, v, g, None]
     x = placed(random_(layer.x, activations), layer.offset, layer.gap, layer.last)
     outputs = layer.v[1] * layer.groups if layer.kind == "transposed" else layer.v[0]
-    return [x, v, g, random_((outputs,), activations) if layer.bias else None]
+    return [x, v, g, random_((outputs,), weights) if layer.bias else None]
 
 
 def _forward(operators: object, layer: Layer, x: Tensor | None, v: Tensor, g: Tensor, b: Tensor | None) -> Tensors:

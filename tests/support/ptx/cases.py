@@ -1,6 +1,5 @@
 """Layers that together launch every kernel, and what the tests ask of one in a process that compiles."""
 
-import importlib
 from collections import Counter
 from typing import Any
 from unittest import mock
@@ -9,7 +8,6 @@ import torch
 from triton.runtime.jit import JITFunction, mangle_type
 
 from wnfused.kernels.triton import run_multi
-from wnfused.kernels.triton.audit import builds, compiled
 from wnfused.ops import reference as formulas
 
 from .launch import POISONS, Conditions, emulated
@@ -54,16 +52,6 @@ def pointers_launched(layer: Layer) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
-def pointers_compiled(kernel: str) -> list[dict[str, str]]:
-    """The same of the audit's builds for sm_80."""
-    found = []
-    for build in builds.builds(("sm_80",), (kernel,)):
-        function = getattr(importlib.import_module(f"wnfused.kernels.triton.{build.module}"), kernel)
-        signature, _, _ = compiled._specialised(function, build)
-        found.append({name: type for name, type in signature.items() if type.startswith("*")})
-    return found
-
-
 def norms_of_many() -> float:
     """The largest relative error of one launch's norms, of weights that it finds by their addresses in a table."""
     shapes = [((7, 5), 0), ((60, 3), 1), ((3, 700), 0), ((5, 6), None), ((6, 1048), 0), ((2, 3, 40), 1)]
@@ -92,8 +80,9 @@ def check_zeros(layer: Layer) -> None:
     assert not said, "\n".join(said)
 
 
-def verdicts(layer: Layer, kernel: str) -> Counter[tuple[str, str]]:
-    """What becomes of each fault in a kernel that the layer launches: how many, by kind and verdict."""
+def verdicts(kernel: str) -> Counter[tuple[str, str]]:
+    """Of each fault in a kernel, in the first of the layers that launch it: how many, by kind and verdict."""
+    (layer, *_) = (layer for layer in LAYERS if kernel in dict(pointers_launched(layer)))
     _, _, launches = run(layer, Conditions(), record=True)
     (launch, *_) = (launch for launch in launches.recorded if launch.program.kernel.name == kernel)
     whole = launch.copied()

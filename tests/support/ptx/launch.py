@@ -98,6 +98,7 @@ class Launches:
 
     kernels: list[str] = field(default_factory=list)
     conflicting: set[tuple[str, int]] = field(default_factory=set)
+    opcodes: set[str] = field(default_factory=set)
     recorded: list[Launch] = field(default_factory=list)  # as they were before they ran
     lent: dict[str, Tensor] = field(default_factory=dict)
 
@@ -126,6 +127,7 @@ def emulated(conditions: Conditions, record: bool = False) -> Iterator[Launches]
             launches.recorded.append(launch.copied())
         launches.conflicting |= {(kernel.__name__, line) for line in launch.run(conditions)}
         launches.kernels.append(kernel.__name__)
+        launches.opcodes |= {instruction.opcode for instruction in program.instructions}
 
     driver.set_active(PretendDriver())
     JITFunction.run = run

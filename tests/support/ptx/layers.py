@@ -225,8 +225,8 @@ def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]
     return said
 
 
-def check(layer: Layer, seed: int = 0) -> list[str]:
-    """Runs a layer under two conditions: results are right, the same bits, and no store is ambiguous. Its kernels."""
+def check(layer: Layer, seed: int = 0) -> set[str]:
+    """Runs a layer under two conditions: results are right, the same bits, and no store is ambiguous. Its opcodes."""
     found, dy, launches = run(layer, Conditions(seed, POISONS[0]))
     again, _, _ = run(layer, Conditions(seed + 1, POISONS[1]))
     said = differences(layer, found, dy)
@@ -240,7 +240,7 @@ def check(layer: Layer, seed: int = 0) -> list[str]:
         for kernel, line in launches.conflicting
     ]
     assert not said, "\n".join([f"check({layer}, seed={seed})", *said])
-    return launches.kernels
+    return launches.opcodes
 
 
 def _differ(a: Tensor, b: Tensor) -> bool:

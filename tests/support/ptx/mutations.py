@@ -152,8 +152,10 @@ def _of_copy(instruction: Instruction) -> Iterator[Mutation]:
         zero = ("what the stopped lanes would copy meets zeros: any finite value does", _finite_copy)
         cut = lambda i: [replace(i, operands=i.operands[:3])]  # noqa: E731
         yield Mutation("mask", instruction, cut, (_UNREACHED, always, zero))
-    for which in (0, 1):
-        yield Mutation("address", instruction, lambda i, which=which: _shifted(i, which), (_UNREACHED,))
+    unread = ("what it copies is not read", _poisoned_copy)
+    yield Mutation("address", instruction, lambda i: _shifted(i, 0), (_UNREACHED, unread))
+    nothing = ("its mask stops every lane", lambda i: [*_where_copied(i), i])
+    yield Mutation("address", instruction, lambda i: _shifted(i, 1), (_UNREACHED, nothing, unread))
 
 
 def _unguarded(instruction: Instruction) -> list[Instruction]:
@@ -169,13 +171,31 @@ def _where_masked(instruction: Instruction) -> list[Instruction]:
     return [replace(instruction, opcode="setp.ne.b32", operands=(_PROBE, size, width))]
 
 
+def _where_copied(instruction: Instruction) -> list[Instruction]:
+    """Ends the run where a copy reads."""
+    size = instruction.operands[-1]
+    return [
+        replace(instruction, opcode="setp.ne.b32", operands=(_PROBE, size, 0)),
+        replace(instruction, opcode="trap", operands=(), predicate=_PROBE, negated=False),
+    ]
+
+
+def _stored(instruction: Instruction, value: int) -> Instruction:
+    """A store of numbers in place of a copy."""
+    target, _, width = instruction.operands[:3]
+    store = {4: "st.shared.b32", 8: "st.shared.v2.b32", 16: "st.shared.v4.b32"}[width]
+    return replace(instruction, opcode=store, operands=(target, value if width == 4 else (value,) * (width // 4)))
+
+
+def _poisoned_copy(instruction: Instruction) -> list[Instruction]:
+    return [_stored(instruction, POISON)]
+
+
 def _finite_copy(instruction: Instruction) -> list[Instruction]:
     """A copy that writes numbers instead of zeros."""
     target, source, width, _ = instruction.operands
-    store = {4: "st.shared.b32", 8: "st.shared.v2.b32", 16: "st.shared.v4.b32"}[width]
-    value = FINITE if width == 4 else (FINITE,) * (width // 4)
     return [
         *_where_masked(instruction),
-        replace(instruction, opcode=store, operands=(target, value), predicate=_PROBE),
+        replace(_stored(instruction, FINITE), predicate=_PROBE),
         replace(instruction, operands=(target, source, width), predicate=_PROBE, negated=True),
     ]

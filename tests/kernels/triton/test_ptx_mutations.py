@@ -28,6 +28,5 @@ def test_every_fault_is_noticed_or_harmless(kernel: str, compiled: Callable[...,
         print(f"{kernel}: {count} {kind}: {verdict}")  # noqa: T201 - pytest -rP lists them
     assert not [verdict for _, verdict in found if verdict.startswith("missed")]
     caught = Counter({kind: count for (kind, verdict), count in found.items() if verdict == CAUGHT})
-    assert caught.total() > found.total() / 2
-    if kernel == "linear_input_gradient":
-        assert caught["barrier"] and caught["wait"] and caught["mask"] and caught["address"]
+    assert caught["mask"] and caught["address"]
+    assert kernel != "linear_input_gradient" or (caught["barrier"] and caught["wait"])

@@ -74,13 +74,13 @@ def _trap(instruction: Instruction, unless: bool = False) -> Instruction:
     return replace(instruction, opcode="trap", operands=(), negated=instruction.negated != unless)
 
 
-def _poisoned(instruction: Instruction, stopped_only: bool) -> list[Instruction]:
-    """A load followed by poison in its registers, of all lanes or of those that its predicate stops."""
+def _filled(instruction: Instruction, value: int, stopped_only: bool = False) -> list[Instruction]:
+    """A load, and then a value in its registers, of all lanes or of those that its predicate stops."""
     target = instruction.operands[0]
     registers = target if isinstance(target, tuple) else (target,)
     guard = {"negated": not instruction.negated} if stopped_only else {"predicate": None, "negated": False}
     moves = [
-        replace(instruction, opcode=f"mov.b{r.bits}", operands=(r, POISON), **guard)
+        replace(instruction, opcode=f"mov.b{r.bits}", operands=(r, value), **guard)
         for r in registers
         if isinstance(r, Register)
     ]
@@ -132,12 +132,13 @@ def mutations(kernel: Kernel) -> Iterator[Mutation]:
 def _of_access(instruction: Instruction, base: str) -> Iterator[Mutation]:
     if instruction.predicate is not None:
         always = ("its mask stops no lane", lambda i: [_trap(i, unless=True), i])
-        unused = ("what the stopped lanes would load is not used", lambda i: _poisoned(i, stopped_only=True))
+        unused = ("what the stopped lanes would load is not used", lambda i: _filled(i, POISON, stopped_only=True))
         again = ("the stopped lanes hold and store the same", _unguarded)
         yield Mutation("mask", instruction, _unguarded, (_UNREACHED, always, unused if base == "ld" else again))
     if base == "ld":
-        unused = ("what it loads is not used", lambda i: _poisoned(i, stopped_only=False))
-        yield Mutation("address", instruction, lambda i: _shifted(i, 1), (_UNREACHED, unused))
+        unused = ("what it loads is not used", lambda i: _filled(i, POISON))
+        zero = ("what it loads meets zeros: any finite value does", lambda i: _filled(i, FINITE))
+        yield Mutation("address", instruction, lambda i: _shifted(i, 1), (_UNREACHED, unused, zero))
     else:
         unused = ("what it stores is not read", _poisoned_store)
         yield Mutation("address", instruction, lambda i: _shifted(i, 0), (_UNREACHED, unused))

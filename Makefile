@@ -58,7 +58,7 @@ test-triton: setup ## run the operators' own tests on the Triton kernels, in tri
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
 	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
-test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS drawn layers from SEED on (an hour)
+test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS drawn layers from SEED on (half an hour or more)
 	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"
 	WNFUSED_PTX_LAYERS=$(LAYERS) WNFUSED_PTX_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/kernels/triton -k ptx $(ARGS)
 

@@ -1,6 +1,7 @@
 """Signal propagation under each initialization: norm ratios of activations and gradients at depth 10, 100 and 1000.
 
 python -m benchmarks.depth [--width 200] [--networks 3] [--markdown FILE]
+python -m benchmarks.depth --plot docs/images/depth.png    # README's picture, of one network each
 """
 
 import argparse
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 import wnfused
 from wnfused import init
-from wnfused.diagnostics import signal_report
+from wnfused.diagnostics import SignalReport, signal_report
 
 DEPTHS = (10, 100, 1000)
 SAMPLES = 64
@@ -51,16 +52,52 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 
-def ratios(
-    make: Callable[[int, int], nn.Module], depth: int, width: int, scheme: Scheme, seed: int
-) -> tuple[float, float]:
-    """(‖h‖/‖x‖ of the last layer, ‖dh‖/‖dy‖ of the first), averaged over the samples."""
+PLOTTED = {
+    "robust_": "wnfused.init.robust_",
+    "torch_default_": "torch's default",
+    "he_": "He, g = 1",
+    "data_dependent_": "data-dependent",
+}
+
+
+def measure(make: Callable[[int, int], nn.Module], depth: int, width: int, scheme: Scheme, seed: int) -> SignalReport:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, width, generator=generator)
     model = make(depth, width)
     scheme(model, x, generator)
-    report = signal_report(model, x, modules=[name for name, _ in model.named_children()], generator=generator)
+    return signal_report(model, x, modules=[name for name, _ in model.named_children()], generator=generator)
+
+
+def ratios(
+    make: Callable[[int, int], nn.Module], depth: int, width: int, scheme: Scheme, seed: int
+) -> tuple[float, float]:
+    """(‖h‖/‖x‖ at the end, ‖dh‖/‖dy‖ at the start), averaged over the samples."""
+    report = measure(make, depth, width, scheme, seed)
     return report.layers[-1].forward_mean, report.layers[0].backward_mean
+
+
+def plot(file: Path, width: int, layers: int = 400) -> None:
+    """The signal of a residual network and the gradient of a plain one, over depth, for four initializations."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, label in PLOTTED.items():
+        style = {"label": label, "linewidth": 2.6 if name == "robust_" else 1.6}
+        signal = [layer.forward_mean for layer in measure(residual, layers, width, SCHEMES[name], 0).layers]
+        left.semilogy([2 * (i + 1) for i in range(len(signal))], signal, **style)
+        gradient = [layer.backward_mean for layer in measure(plain, layers // 4, width, SCHEMES[name], 0).layers]
+        right.semilogy(range(1, len(gradient) + 1), gradient, **style)
+    left.set(title="Residual network: size of the signal", xlabel="layer", ylabel="‖h‖ / ‖x‖", ylim=(0.3, 1e9))
+    right.set(
+        title="Plain network: size of the gradient", xlabel="layer", ylabel="‖∂ℓ/∂h‖ / ‖∂ℓ/∂y‖", ylim=(1e-18, 1e12)
+    )
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, loc="upper right")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
 
 
 def cell(values: list[tuple[float, float]]) -> str:
@@ -82,7 +119,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=200)
     parser.add_argument("--networks", type=int, default=3, help="number of networks to average over")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--plot", type=Path, help="draw norms over depth into this file instead of printing the tables")
     options = parser.parse_args()
+    if options.plot:
+        plot(options.plot, options.width)
+        return
     size = (options.width, options.networks)
     pages = [
         f"Plain ReLU networks, width {size[0]}, {size[1]} networks each:\n\n{table(plain, *size)}",

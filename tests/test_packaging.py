@@ -1,5 +1,6 @@
 """What users install: wheel, source distribution and editable install, each used from outside the checkout."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -159,14 +160,49 @@ def test_every_dependency_is_pinned():
     assert names_of(wanted) <= names_of((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
 
 
-def test_readme_example_runs():
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    run(sys.executable, "-c", example, cwd=ROOT)
+def test_readme_examples_run_one_after_the_other():
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(examples) == 2
+    run(sys.executable, "-c", "".join(examples), cwd=ROOT)
 
 
-def test_readme_names_the_whole_public_api():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme[readme.index("| name |") : readme.index("## Backends")]
+def test_api_page_names_the_whole_public_api():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    table = page[page.index("| name |") : page.index("## Layers")]
     named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", "".join(re.findall(r"^\|(.*?)\|", table, flags=re.MULTILINE))))
     assert named == set(wnfused.__all__)
     assert all(f"`{name}`" in table for name in wnfused.functional.__all__)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+def test_links_between_pages_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    missing = [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
+    assert not missing
+    if page == "README.md":
+        assert len(links) > 15
+
+
+def test_readme_speed_is_that_of_the_committed_results():
+    """Each row's figures, and the worst row of the layers' table is on the front page."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    layers = json.loads((ROOT / "benchmarks/results/layers.json").read_text(encoding="utf-8"))["results"]
+    steps = json.loads((ROOT / "benchmarks/results/training.json").read_text(encoding="utf-8"))["steps"]
+    sources = {
+        "ResNet-110, batch 8, step with SGD": steps["resnet110, batch 8"],
+        "ResNet-110, batch 128, step with SGD": steps["resnet110, batch 128"],
+        "Linear 4096→4096, batch 8": layers["Linear 8,4096,4096"],
+        "Linear 512→512, batch 128": layers["Linear 128,512,512"],
+        "Conv2d 640→640 3×3 @8², batch 8": layers["Conv2d 640→640 3×3 @8², batch 8"],
+        "Linear 512→512, batch 1 (the worst row)": max(layers.values(), key=lambda row: row["wnfused"]["ratio"]),
+    }
+    rows = dict(re.findall(r"^\| (\w[^|]*?) \| (.*) \|$", page[page.index("| layer or network") :], flags=re.MULTILINE))
+    rows.pop("layer or network")
+    assert rows.keys() == sources.keys()
+    for name, source in sources.items():
+        ratio = {peer: f"{values['ratio']:.2f}" for peer, values in source.items()}
+        plain = source.get("plain") or source["no normalization"]
+        parametrized = ratio.get("torch parametrized") or ratio["torch weight_norm"]
+        expected = [f"{1e3 * plain['seconds']:.3g} ms", ratio.get("torch hook", "–"), parametrized, ratio["wnfused"]]
+        assert rows[name].replace("*", "").split(" | ") == expected, name

@@ -1,6 +1,6 @@
-"""Argument checks of the public functions: each error names the argument, what it was and what was expected.
+"""Argument checks of the public functions. Each error names the argument, what was expected and what it was.
 
-They run before any kernel, on every call, so each is a few attribute reads; messages are built only on failure.
+The checks run on every call, before any kernel, so each is a few attribute reads; messages are built only on failure.
 """
 
 import math
@@ -44,10 +44,10 @@ def layer_dtype(where: str, dtype: Any) -> None:
 
 
 def tensors(where: str, x: Any, v: Any, g: Any, bias: Any) -> None:
-    """All are dense floating tensors of one dtype on one device; ``bias`` may be None."""
+    """Check that all are dense floating-point tensors of one dtype on one device; ``bias`` may be None."""
     if isinstance(x, Tensor) and isinstance(v, Tensor) and isinstance(g, Tensor):
         dtype, device, layout = v.dtype, v.device, v.layout
-        if (  # almost always nothing is wrong: find that out quickly
+        if (  # fast path: almost every call is valid
             dtype in FLOATS
             and layout == torch.strided
             and x.dtype == dtype
@@ -80,7 +80,7 @@ def gain_and_bias(
     dim: Any,
     eps: Any,
 ) -> None:
-    """g has the shape that v's and dim give it, bias one element for each of ``channels``."""
+    """Check that g has the shape that v and ``dim`` imply, and bias one element per channel."""
     if dim is not None:
         dimension(where, len(v), dim)
     expected = gain_shape(v, dim)
@@ -98,7 +98,7 @@ def dimension(where: str, ndim: int, dim: Any) -> None:
     if type(dim) is not int:
         raise TypeError(f"{where}: dim: expected an int or None, got {dim!r}")
     if not 0 <= dim < ndim:
-        hint = "; torch's weight_norm reads -1 as one norm over the whole tensor: say dim=None" if dim == -1 else ""
+        hint = "; for one norm over the whole tensor, torch's dim=-1, pass dim=None" if dim == -1 else ""
         raise ValueError(f"{where}: dim: expected None or 0 to {ndim - 1} for a {ndim}-d weight, got {dim}{hint}")
 
 
@@ -108,7 +108,7 @@ def epsilon(where: str, eps: Any) -> None:
 
 
 def same_kind(where: str, name: str, t: Tensor, other_name: str, other: Tensor) -> None:
-    """Same device; same dtype, except under autocast, which mixes float32 weights with 16-bit activations."""
+    """Check for the same device and dtype; autocast may mix float32 weights with 16-bit activations."""
     if t.device != other.device:
         raise ValueError(f"{where}: {name}: expected device {other.device} like {other_name}, got {t.device}")
     if t.dtype != other.dtype and not (
@@ -116,7 +116,7 @@ def same_kind(where: str, name: str, t: Tensor, other_name: str, other: Tensor) 
     ):
         raise TypeError(
             f"{where}: {name}: expected dtype {other.dtype} like {other_name}, got {t.dtype} "
-            "(only autocast mixes dtypes)"
+            "(dtypes may differ only under autocast)"
         )
 
 
@@ -126,12 +126,12 @@ def activation(where: str, name: Any) -> None:
 
 
 def is_integer(value: Any) -> bool:
-    """An int or, as torch takes them too, one of numpy's; True and False are none."""
+    """Whether ``value`` is an int or, as torch accepts too, a NumPy integer; bool is not accepted."""
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int]:
-    """``value``, an int or ``count`` of them, each at least ``least``, as a list."""
+    """``value``, an int or a sequence of ``count`` ints, as a list; each must be at least ``least``."""
     if is_integer(value):
         values = [value] * count
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) in (1, count):
@@ -141,7 +141,7 @@ def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int
     for v in values:
         if not is_integer(v) or v < least:
             raise ValueError(f"{where}: {name}: expected integers >= {least}, got {value!r}")
-        if v > MOST_SIZE:  # sums of larger ones leave 64 bits
+        if v > MOST_SIZE:  # sums of larger values overflow 64 bits
             raise ValueError(f"{where}: {name}: expected integers <= {MOST_SIZE}, got {value!r}")
     return [int(v) for v in values]
 
@@ -149,7 +149,7 @@ def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int
 def convolution_shapes(
     where: str, x: tuple[int, ...], v: tuple[int, ...], n: int, groups: Any, transposed: bool
 ) -> None:
-    """Ranks and channel counts of an n-dimensional convolution of shape x with a weight of shape v."""
+    """Check ranks and channel counts of an n-d convolution of an input of shape x with a weight of shape v."""
     if len(v) != n + 2 or 0 in v:
         raise ValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {tuple(v)}")
     if len(x) not in (n + 1, n + 2):

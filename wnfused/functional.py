@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _under_autocast(x: Tensor) -> Tensor:
-    """x as autocast's matmuls would take it; the weights stay float32 and are cast inside the kernel."""
+    """Cast x as autocast does for a matmul; the weights stay float32 and are cast inside the kernel."""
     if torch._C._is_any_autocast_enabled() and x.dtype != torch.float64:
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
@@ -36,9 +36,9 @@ def _under_autocast(x: Tensor) -> Tensor:
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0, eps: float = 0.0) -> Tensor:
-    """The normalized weight ``g * v / norm(v)``: what torch's ``weight_norm`` writes on every forward.
+    """The normalized weight ``g * v / norm(v)``, which torch's ``weight_norm`` writes on every forward.
 
-    The layers never need it; it is for looking at a weight, for folding it, and for operations of your own.
+    The layers never materialize it. Use it to inspect or fold a weight, or to build operations of your own.
     """
     checks.tensors("weight_norm", v, v, g, None)
     checks.gain_and_bias("weight_norm", v.shape, g.shape, None, None, dim, eps)
@@ -55,7 +55,7 @@ def wn_linear(
     eps: float = 0.0,
     activation: str | None = None,
 ) -> Tensor:
-    """``act(F.linear(x, g * v / norm(v), bias))`` without the normalized weight in memory.
+    """``act(F.linear(x, g * v / norm(v), bias))`` without storing the normalized weight.
 
     ``x`` is ``[..., in]``, ``v`` is ``[out, in]``, ``g`` is ``[out, 1]`` (for ``dim=0``), ``bias`` is ``[out]``.
     """

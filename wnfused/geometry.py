@@ -1,4 +1,4 @@
-"""A convolution's arguments other than its tensors: checked against the tensors' shapes once, then remembered."""
+"""A convolution's non-tensor arguments, checked against the tensors' shapes; results are cached."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class Geometry(NamedTuple):
     """Checked arguments, as the operator takes them."""
 
     arguments: tuple[list[int], list[int], list[int], bool, list[int], int]  # stride … groups, in the schema's order
-    pad_first: list[int] | None  # for F.pad: what the operator's symmetric zero padding cannot express
+    pad_first: list[int] | None  # for F.pad: padding that the operator's symmetric zero padding cannot express
     relu: bool
 
 
@@ -40,13 +40,13 @@ class ConvOptions(NamedTuple):
         return _FUNCTIONS[self.transposed][self.n]
 
     def geometry(self, x: Shape, v: Shape, g: Shape, bias: Shape | None) -> Geometry:
-        """The arguments for tensors of these shapes; raises where they do not fit.
+        """The checked arguments for tensors of these shapes.
 
-        Checking takes longer than a small convolution's launch and repeats in every step, so results are remembered.
+        Checking takes longer than launching a small convolution and repeats in every step, so results are cached.
         """
         if torch.compiler.is_compiling():
             return _check(self, x, v, g, bias)
-        # True and 1.0 equal 1 but are not the same argument.
+        # The types are part of the key because True == 1.0 == 1, and only 1 is valid.
         sizes = (self.stride, self.padding, self.dilation, self.output_padding)
         key = (self, x, v, g, bias, *map(type, self), *[tuple(map(type, a)) for a in sizes if type(a) is tuple])
         try:
@@ -69,7 +69,7 @@ _FUNCTIONS = (
 )
 _known: dict[tuple[Any, ...], Geometry] = {}
 _UNHASHABLE = Geometry(([], [], [], False, [], 0), None, False)
-_MOST_KNOWN = 4096  # inputs may have ever new lengths
+_MOST_KNOWN = 4096  # bounds the cache for inputs of ever-changing length
 
 
 def _check(options: ConvOptions, x: Shape, v: Shape, g: Shape, bias: Shape | None) -> Geometry:
@@ -115,13 +115,13 @@ def _padding(
     if mode != "zeros" and any(right):
         _check_room(where, padding, mode, sizes, left, right)
         return [0] * n, _pad_amounts(left, right)
-    if left != right:  # an even kernel with "same": one more on the right, as torch does it
+    if left != right:  # an even kernel with "same": like torch, pad one more on the right
         return left, _pad_amounts([0] * n, [b - a for a, b in zip(left, right, strict=True)])
     return left, None
 
 
 def _check_room(where: str, padding: Any, mode: str, sizes: Shape, left: list[int], right: list[int]) -> None:
-    """Reflection takes its values from inside the input, without the edge; circular padding wraps around once."""
+    """Check the padding's limit: reflection excludes the edge itself, circular padding wraps at most once."""
     for size, a, b in zip(sizes, left, right, strict=True):
         most = {"reflect": size - 1, "circular": size}.get(mode, max(a, b))
         if max(a, b) > most:
@@ -147,5 +147,5 @@ def _transposed_padding(
             )
         size = (sizes[d] - 1) * strides[d] - 2 * pads[d] + reach[d] + 1 + extra[d]
         if size < 1:
-            raise ValueError(f"{where}: padding: {options.padding} leaves output size {size} in spatial dimension {d}")
+            raise ValueError(f"{where}: padding: {options.padding} gives output size {size} in spatial dimension {d}")
     return pads, extra

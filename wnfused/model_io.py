@@ -1,4 +1,4 @@
-"""What models take and give: tensors, and tuples, dicts and objects of them."""
+"""Inputs and outputs of models: tensors, and tuples, dicts and objects that contain them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 def arguments(example_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A tensor is the only argument, a tuple or list the positional ones, a dict the keyword ones.
+    """The call's ``(args, kwargs)``: a tensor is the only argument, a tuple or list is args, a dict is kwargs.
 
-    Tensors are cloned: a model may write into its input.
+    Tensors are cloned, because a model may write into its input.
     """
     example_input = _copied(example_input)
     if isinstance(example_input, Mapping):
@@ -28,7 +28,7 @@ def _copied(value: Any) -> Any:
 
 
 def does_not_run(argument: str, value: Any, error: Exception, module: str = "") -> str:
-    """The words for a model that raised ``error`` (in ``module``) when it was given ``value``."""
+    """The message for a model that raised ``error`` (in ``module``) when called with ``value``."""
     inside = f" in {module!r}" if module else ""
     return f"{argument}: the model does not run on it ({_shapes(value)}): {type(error).__name__}{inside}: {error}"
 

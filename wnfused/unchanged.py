@@ -1,4 +1,4 @@
-"""Running a model to look at it, without leaving a trace: mode, buffers, attributes, gradients, random numbers."""
+"""Run a model to inspect it and restore everything afterwards: mode, buffers, attributes, gradients, random state."""
 
 import random
 from collections.abc import Iterator
@@ -11,12 +11,12 @@ from torch import nn
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Inside, the model may run forward and backward, in either mode; afterwards it is what it was before.
+    """A context in which the model may run forward and backward, in either mode; it is restored on exit.
 
-    Gradients are out of the way meanwhile: what a backward pass leaves there is dropped.
+    ``.grad`` is None inside the context. Gradients accumulated there are discarded.
     """
     modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    # Also the attributes: torch's weight_norm sets `weight` anew, and models count calls or keep their last output.
+    # Attributes too: torch's weight_norm replaces `weight`, and some models count calls or keep their last output.
     tables = [
         (table, dict(table))
         for module in modules
@@ -37,16 +37,15 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         with torch.no_grad():
             for buffer, value in buffers:
-                if not torch.equal(
-                    buffer, value
-                ):  # its version does not tell: batch norm writes without counting it up
+                # Compare values: batch norm writes its buffers without incrementing their version.
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
 @contextmanager
 def _same_random_numbers(model: nn.Module) -> Iterator[None]:
     gpus = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the state that models without a generator use
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - global state, used by models without a generator
     try:
         with torch.random.fork_rng(devices=gpus):
             yield

@@ -28,3 +28,8 @@ def test_every_scheme_has_a_row(make, monkeypatch, capsys):
 
 def test_a_signal_that_overflows_is_called_so():
     assert depth.cell([(1.0, float("inf")), (2.0, 1.0)]) == "1.5 / overflow"
+
+
+def test_the_picture_is_drawn(tmp_path):
+    depth.plot(tmp_path / "images" / "depth.png", width=16, layers=16)
+    assert (tmp_path / "images" / "depth.png").read_bytes().startswith(b"\x89PNG")

@@ -189,7 +189,7 @@ def test_resume_falls_back_past_a_flipped_bit_and_finishes(capsys, place):
 
 
 def test_divergence_is_told_and_no_failure(capsys):
-    code, out, err = main(capsys, *TINY, "--lr", "1e5", "--run-dir", "a")
+    code, out, err = main(capsys, *TINY, "--lr", "1e5", "--max-loss", "1000", "--run-dir", "a")
     assert (code, err) == (0, "")
     assert "DIVERGED" in out and out.splitlines()[-1].startswith("diverged: the loss of step ")
 
@@ -232,7 +232,7 @@ def test_divergence_does_not_hide_an_interrupt(capsys, monkeypatch, number):
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "train_step", disturbed)
-        code, out, err = main(capsys, *TINY, "--lr", "1e5", "--run-dir", "a")
+        code, out, err = main(capsys, *TINY, "--lr", "1e5", "--max-loss", "1000", "--run-dir", "a")
     assert (code, err) == (128 + number, "") and "DIVERGED" not in out
     assert out.splitlines()[-1] == "interrupted at step 3; go on with: wnfused train --run-dir a --resume"
     code, out, _ = main(capsys, "--run-dir", "a", "--resume")

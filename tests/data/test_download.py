@@ -129,7 +129,7 @@ def test_a_cut_connection_continues_where_it_broke(lengths, server, tmp_path):
 def test_the_next_run_continues_too(server, tmp_path):
     server.cuts = [100_000] * 4
     with pytest.raises(
-        DataError, match=r"connection broke after 400000 of 1000000 bytes; what arrived is kept in .*part"
+        DataError, match=r"connection was lost after 400000 of 1000000 bytes; the partial download is kept in .*part"
     ):
         fetch(server.source(), tmp_path)
     assert names(tmp_path) == ["file.gz.part"]
@@ -169,7 +169,7 @@ def test_a_file_of_the_wrong_size_is_downloaded_again(server, tmp_path):
 
 
 def test_wrong_content_is_thrown_away(server, tmp_path):
-    with pytest.raises(DataError, match=rf"file.gz: what it sends has another SHA-256 than {'0' * 64}$"):
+    with pytest.raises(DataError, match=rf"file.gz: the SHA-256 of the downloaded file is not {'0' * 64}$"):
         fetch(server.source(sha256="0" * 64), tmp_path)
     assert names(tmp_path) == [] and ranges(server) == [None]
 
@@ -208,7 +208,7 @@ def test_mirrors_are_tried_in_turn(server, tmp_path):
 def test_folders_that_cannot_be_written(server, tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with (
-        pytest.raises(DataError, match="cannot write .*; WNFUSED_DATA names another folder"),
+        pytest.raises(DataError, match="cannot write .*; set WNFUSED_DATA to download to another folder"),
         locked(tmp_path / "file"),
     ):
         pass
@@ -275,7 +275,7 @@ def test_errors_say_where_to_get_it(official, tmp_path):
         with pytest.raises(DataError) as caught:
             load(name, download=False)
         assert f"{name}: it is not in the cache folder {tmp_path / 'cache' / name}" in str(caught.value)
-        assert PAGES[name] in str(caught.value) and "--data-dir" in str(caught.value)
+        assert PAGES[name] in str(caught.value) and "pass its folder as data_dir" in str(caught.value)
     official.files.clear()
     with pytest.raises(DataError) as caught:
         load("cifar10")
@@ -283,13 +283,15 @@ def test_errors_say_where_to_get_it(official, tmp_path):
     assert (
         message.startswith("cifar10: cannot download cifar-10-binary.tar.gz: http://127.0.0.1") and "\n" not in message
     )
-    assert "HTTP 404" in message and PAGES["cifar10"] in message and "--data-dir" in message
+    assert "HTTP 404" in message and PAGES["cifar10"] in message and "pass its folder as data_dir" in message
 
 
 def test_a_cache_that_was_damaged(official, tmp_path):
     load("cifar100")
     (tmp_path / "cache" / "cifar100" / "cifar-100-binary" / "train.bin").write_bytes(b"short")
-    with pytest.raises(DataError, match=rf"train.bin is corrupt.*Delete {tmp_path / 'cache' / 'cifar100'} to have it"):
+    with pytest.raises(
+        DataError, match=rf"train.bin is corrupt.*Delete {tmp_path / 'cache' / 'cifar100'} to download it again"
+    ):
         load("cifar100")
 
 

@@ -45,7 +45,7 @@ def test_digits_are_scikit_learns_enlarged():
 
 def test_digits_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match="scikit-learn, which is not installed: pip install"):
+    with pytest.raises(DataError, match="scikit-learn, which is not installed; run pip install"):
         load("digits")
 
 
@@ -75,7 +75,7 @@ def test_idx_files(name, below, packed, tmp_path):
     for tensor, array in zip(found, arrays.values(), strict=True):
         assert np.array_equal(tensor.numpy(), array)
     assert data.train.images.is_contiguous() and data.classes == 10
-    assert (data.mean, data.std) == (((0.5,), (1.0,)) if name == "mnist" else ((0.2860,), (0.3530,)))
+    assert (data.mean, data.std) == (((0.1307,), (0.3081,)) if name == "mnist" else ((0.2860,), (0.3530,)))
 
 
 def check_cifar(name: str, form: str, batches: made.Batches, data_dir: Path) -> None:
@@ -131,15 +131,15 @@ def expect(name: str, data_dir: Path, *parts: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"{name}: ") and "\n" not in message
     page = {"mnist": "yann.lecun.com", "cifar10": "www.cs.toronto.edu/~kriz", "cifar100": "www.cs.toronto.edu/~kriz"}
-    for part in (*parts, page[name], "Without --data-dir (data_dir) it is downloaded"):
+    for part in (*parts, page[name], "Omit data_dir to have it downloaded"):
         assert part in message
 
 
 def test_nothing_there(tmp_path):
-    expect("mnist", tmp_path / "nowhere", f"the data folder {tmp_path / 'nowhere'} does not exist")
+    expect("mnist", tmp_path / "nowhere", f"data_dir: {tmp_path / 'nowhere'} does not exist")
     expect("mnist", tmp_path, "train-images-idx3-ubyte[.gz]", f"not in {tmp_path}")
-    expect("cifar10", tmp_path, "neither cifar-10-batches-bin nor cifar-10-binary.tar.gz", f"is in {tmp_path}")
-    expect("cifar100", tmp_path, "cifar-100-python.tar.gz", f"is in {tmp_path}")
+    expect("cifar10", tmp_path, f"{tmp_path} contains none of cifar-10-batches-bin, cifar-10-binary.tar.gz")
+    expect("cifar100", tmp_path, "cifar-100-python.tar.gz", f"{tmp_path} contains none of")
 
 
 def test_a_folder_that_cannot_be_looked_into(tmp_path, monkeypatch):
@@ -154,30 +154,30 @@ def test_one_file_missing(tmp_path):
     arrays = made.mnist()
     made.write_mnist(tmp_path, arrays, packed=True)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
-    expect("mnist", tmp_path, f"t10k-labels-idx1-ubyte[.gz] is missing in {tmp_path}")
+    expect("mnist", tmp_path, f"t10k-labels-idx1-ubyte[.gz] is missing from {tmp_path}")
     files = made.cifar_files("cifar10", "python", made.cifar("cifar10", "python"))
     del files["data_batch_3"]
     made.write_folder(tmp_path / "cifar-10-batches-py", files)
     for data_dir in (tmp_path, tmp_path / "cifar-10-batches-py"):
-        expect("cifar10", data_dir, f"data_batch_3 is missing in {tmp_path / 'cifar-10-batches-py'}")
+        expect("cifar10", data_dir, f"data_batch_3 is missing from {tmp_path / 'cifar-10-batches-py'}")
     members = {f"cifar-10-batches-py/{file}": data for file, data in files.items()}
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(made.tar(members))
-    expect("cifar10", tmp_path, "cifar-10-python.tar.gz lacks cifar-10-batches-py/data_batch_3")
+    expect("cifar10", tmp_path, "cifar-10-python.tar.gz does not contain cifar-10-batches-py/data_batch_3")
 
 
 IDX_FAULTS = {
-    "empty": (lambda data: b"", "is no idx file of bytes with 3 dimensions: it starts with b''"),
+    "empty": (lambda data: b"", "is not an idx file of bytes with 3 dimensions: it starts with b''"),
     "header cut": (lambda data: data[:9], "is"),
-    "cut off": (lambda data: data[:-100], "is cut off: (7, 28, 28) needs 5488 bytes, 5388 are there"),
+    "cut off": (lambda data: data[:-100], "is truncated: expected 5488 bytes for shape (7, 28, 28), got 5388"),
     "too long": (lambda data: data + b"x", "is too long"),
     "other magic": (
         lambda data: b"PNG!" + data[4:],
-        "is no idx file of bytes with 3 dimensions: it starts with b'PNG!'",
+        "is not an idx file of bytes with 3 dimensions: it starts with b'PNG!'",
     ),
-    "floats": (lambda data: b"\0\0\x0d\x03" + data[4:], "is no idx file of bytes"),
-    "huge": (lambda data: data[:4] + b"\xff" * 12 + data[16:], "is corrupt: it says that its shape is (4294967295,"),
+    "floats": (lambda data: b"\0\0\x0d\x03" + data[4:], "is not an idx file of bytes"),
+    "huge": (lambda data: data[:4] + b"\xff" * 12 + data[16:], "is corrupt: its header gives the shape (4294967295,"),
     "fewer images": (lambda data: made.idx(np.zeros((6, 28, 28))), "has 6 images, but"),
-    "packed, cut off": (lambda data: gzip.compress(data)[:-100], "cannot be read, it may be cut off"),
+    "packed, cut off": (lambda data: gzip.compress(data)[:-100], "cannot be read; it may be truncated"),
     "packed, damaged": (lambda data: gzip.compress(data)[:2000] + bytes(100) + gzip.compress(data)[2100:], "cannot be"),
 }
 
@@ -195,12 +195,12 @@ def test_labels_out_of_range(tmp_path):
     arrays = made.mnist()
     arrays["t10k-labels-idx1-ubyte"][1] = 10
     made.write_mnist(tmp_path, arrays, packed=True)
-    expect("mnist", tmp_path, "t10k-labels-idx1-ubyte.gz is corrupt: it has the label 10, expected 0 to 9")
+    expect("mnist", tmp_path, "t10k-labels-idx1-ubyte.gz is corrupt: expected labels 0 to 9, got 10")
     for form in ("binary", "python"):
         batches = made.cifar("cifar100", form)
         batches[made.CIFAR["cifar100", form][3][0]][1][2] = 100
         made.write_folder(tmp_path / form, made.cifar_files("cifar100", form, batches))
-        expect("cifar100", tmp_path / form, "is corrupt: it has the label 100, expected 0 to 99")
+        expect("cifar100", tmp_path / form, "is corrupt: expected labels 0 to 99, got 100")
 
 
 @pytest.mark.parametrize("keep", [0, 1, 1000, 3073, 9218])
@@ -212,7 +212,9 @@ def test_binary_files_cut_off(keep, tmp_path):
         assert len(load("cifar10", data_dir=tmp_path).train) == 13
     else:
         expect(
-            "cifar10", tmp_path, f"data_batch_4.bin is corrupt or cut off: {keep} bytes are not whole records of 3073"
+            "cifar10",
+            tmp_path,
+            f"data_batch_4.bin is corrupt or truncated: {keep} bytes, expected a multiple of the record size 3073",
         )
 
 
@@ -222,7 +224,7 @@ def test_archives_cut_off(tmp_path):
     archive = tmp_path / "cifar-100-python.tar.gz"
     for part in (data[:5], data[: len(data) // 2], data[:-2000], b"no archive at all"):
         archive.write_bytes(part)
-        expect("cifar100", tmp_path, f"{archive} cannot be read, it may be cut off")
+        expect("cifar100", tmp_path, f"{archive} cannot be read; it may be truncated")
 
 
 @pytest.mark.parametrize(
@@ -243,5 +245,5 @@ def test_unknown_names(name, near):
 
 @pytest.mark.parametrize("name", ["imagenet", "", None, 10, ["mnist"]])
 def test_names_like_none(name):
-    with pytest.raises(DataError, match=f"unknown data set .*There are {', '.join(NAMES)}$"):
+    with pytest.raises(DataError, match=f"unknown data set .*(K|k)nown data sets: {', '.join(NAMES)}$"):
         load(name)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from wnfused.data import Augmentation, DataError, Dataset, Loader, Split, hold_out
+from wnfused.data import Augmentation, DataError, Dataset, Loader, Split, first, hold_out, shrunk
 
 EVERYTHING = Augmentation(crop=2, flip=True, cutout=3)
 PLAIN = {"mean": (0.0,), "std": (1.0,)}
@@ -30,6 +30,20 @@ def labels(loader: Loader, epoch: int) -> list[int]:
 def same(a: list[tuple[Tensor, Tensor]], b: list[tuple[Tensor, Tensor]]) -> bool:
     pairs = zip(a, b, strict=True)
     return all(torch.equal(x1, x2) and torch.equal(y1, y2) for (x1, y1), (x2, y2) in pairs)
+
+
+def test_the_first_images():
+    assert first(numbered(9), 4).labels.tolist() == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="first: count: expected at most 9, the number of images, got 10"):
+        first(numbered(9), 10)
+
+
+def test_shrunk_images_are_averages():
+    images = torch.tensor([[0, 2, 10, 11], [4, 6, 12, 13], [1, 1, 0, 0], [1, 1, 0, 255]], dtype=torch.uint8)
+    small = shrunk(Split(images.reshape(1, 1, 4, 4), torch.zeros(1, dtype=torch.int64)), 2)
+    assert small.images.tolist() == [[[[3, 12], [1, 64]]]]  # 11.5 is rounded to even
+    with pytest.raises(DataError, match="shrunk: size: expected a divisor of the images' 8 × 8 pixels, got 3"):
+        shrunk(numbered(2), 3)
 
 
 def test_an_epoch_shows_every_image_once():
@@ -125,8 +139,11 @@ def test_channels_last_is_a_matter_of_strides(augmentation):
         ({"batch_size": -8}, "batch_size: expected an int >= 1, got -8"),
         ({"batch_size": 8.0}, "batch_size: expected an int, got 8.0"),
         ({"batch_size": True}, "batch_size: expected an int, got True"),
-        ({"batch_size": 11}, "batch_size: expected at most the 10 images there are, got 11"),
-        ({"batch_size": 11, "shuffle": False, "drop_last": True}, "batch_size: expected at most the 10 images"),
+        ({"batch_size": 11}, "batch_size: expected at most the number of images, 10, got 11"),
+        (
+            {"batch_size": 11, "shuffle": False, "drop_last": True},
+            "batch_size: expected at most the number of images, 10",
+        ),
         ({"seed": 0.5}, "seed: expected an int, got 0.5"),
         ({"seed": None}, "seed: expected an int, got None"),
         ({"seed": "7"}, "seed: expected an int, got '7'"),

@@ -10,7 +10,7 @@ from torch import nn
 import wnfused
 from wnfused import cli
 from wnfused.diagnostics import doctor
-from wnfused.init.normalized import find_layers
+from wnfused.init.layers import find_layers
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_page(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert "0 wnfused layers, 2 under torch's weight_norm, 39 parameters in all" in page
     assert "before_relu" in page and "‖h‖/‖x‖" in page
-    assert "converted 2 layers, left 0 alone" in page
+    assert "converted 2 layers, skipped 0" in page
     for title in ("Layers", "Roles and gains", "Signal", "Dead rows", "Dtypes and layouts", "What fusing would save"):
         assert f"{title}\n{'-' * len(title)}\n" in page
 
@@ -75,7 +75,7 @@ def test_a_model_that_is_there_already_and_a_plot(
 def test_torchs_old_weight_norm(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that copy.deepcopy refuses."""
     code, page, _ = run(capsys, f"{module}:old(5)", "--input", "6,4")
-    assert code == 0 and "before_relu" in page and "converted 2 layers, left 0 alone" in page
+    assert code == 0 and "before_relu" in page and "converted 2 layers, skipped 0" in page
     assert "second copy of the weights" in page
 
 

@@ -22,7 +22,8 @@ from wnfused.train import Config, Result, RunError, records
 SMALL = Showcase(Config(data="digits", model="mlp-2-16", epochs=1, batch_size=256, lr=0.001), rounds=2)
 
 
-WILD = replace(SMALL, config=replace(SMALL.config, lr=1e5), rounds=1)  # diverges whatever the initialization
+# It diverges whatever the initialization.
+WILD = replace(SMALL, config=replace(SMALL.config, lr=1e5, max_loss=1000.0), rounds=1)
 
 
 class Stage:

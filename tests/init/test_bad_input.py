@@ -86,7 +86,11 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (mlp, robust_, r"robust_: example_input: expected an input of the model \(or roles=\), got None"),
         (mlp, hanin_, "hanin_: example_input"),
         (mlp, lambda m: robust_(m, roles={"0": 2}), "robust_: roles: expected a role for every .* none for '2'"),
-        (mlp, lambda m: robust_(m, roles={"0": 2, "2": 1, "3": 1}), "robust_: roles: '3': no weight-normalized layer"),
+        (
+            mlp,
+            lambda m: robust_(m, roles={"0": 2, "2": 1, "3": 1}),
+            "robust_: roles: the model has no weight-normalized layer named '3'",
+        ),
         (mlp, lambda m: robust_(m, roles={"0": 2, "2": -1}), "robust_: roles: layer '2': .* got -1"),
         (mlp, lambda m: robust_(m, roles={"0": 2, "2": "relu"}), "robust_: roles: layer '2': .* got 'relu'"),
         (

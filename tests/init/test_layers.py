@@ -10,7 +10,7 @@ from torch import nn
 import wnfused
 from tests.support.init_cases import APIS, LAYERS, apis, layers, normalize, rows, seeded
 from wnfused.init import gain, he_, robust_layer_, torch_default_
-from wnfused.init.normalized import layer_of
+from wnfused.init.layers import layer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 

@@ -23,8 +23,8 @@ from tests.support.init_cases import (
     state,
 )
 from wnfused.init import data_dependent_, hanin_, he_, robust_
-from wnfused.init.normalized import layer_of
-from wnfused.models import MLP, WRN
+from wnfused.init.layers import layer_of
+from wnfused.models import MLP, WRN, ResNet
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 
@@ -142,6 +142,13 @@ def test_hanin_shrinks_along_each_stage():
     torch.testing.assert_close(ours.stages[2][2].branch[1].weight_g.mean(), torch.tensor(math.sqrt(1 / 3)))
 
 
+def test_hanin_of_bottlenecks_is_the_papers_formula():
+    model = ResNet(29, bottleneck=True)  # three blocks a stage; the last layer widens by a factor of 4
+    hanin_(model, torch.randn(2, 3, 8, 8))
+    for b, block in enumerate(model.stages[0], start=1):
+        torch.testing.assert_close(block.branch[2].weight_g.mean(), torch.tensor(0.9**b))
+
+
 class Nested(nn.Module):
     """Two inner blocks and a last layer in the branch, which ends in two layers side by side."""
 
@@ -161,7 +168,7 @@ def test_hanin_counts_blocks_and_not_layers():
     model = nn.Sequential(*(Nested() for _ in range(3)))
     hanin_(model, torch.randn(2, 8))
     for b, block in enumerate(model, start=1):
-        for layer, gain in ((block.left, 0.9**b * 2**0.5), (block.right, 0.9**b * 2**0.5)):
-            torch.testing.assert_close(layer.weight_g.mean(), torch.tensor(gain))
+        for layer in (block.left, block.right):
+            torch.testing.assert_close(layer.weight_g.mean(), torch.tensor(0.9**b))
         for i, layer in enumerate(block.inner, start=1):
             torch.testing.assert_close(layer.weight_g.mean(), torch.tensor(0.9**i))

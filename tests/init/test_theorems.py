@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import wnfused
 from wnfused.init import gain, he_, robust_, robust_layer_
 from wnfused.init.gains import gain_parameter
-from wnfused.init.normalized import layer_of
+from wnfused.init.layers import layer_of
 from wnfused.models import MLP
 
 INPUTS, DEPTH, BLOCKS = 500, 20, 40

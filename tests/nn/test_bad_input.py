@@ -1,4 +1,4 @@
-"""Every bad argument of every public function and layer raises an error that names it, before anything has changed."""
+"""Every bad argument of a public function or layer raises an error that names it, before anything has changed."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ NAMED = (ValueError, TypeError)
 
 
 def good(name: str) -> dict[str, Any]:
-    """Arguments that work, for each public function of tensors."""
+    """Valid arguments for each public function that takes tensors."""
     n = int(name[-2]) if name[-1] == "d" else 0
     v = (6, 4, *[3] * n)
     x = {"weight_norm": None, "wn_linear": (2, 4)}.get(name, (2, 6 if "transpose" in name else 4, *[8] * n))
@@ -32,7 +32,7 @@ def good(name: str) -> dict[str, Any]:
 
 
 def check(name: str, bad: dict[str, Any], match: str) -> None:
-    """Raises also right after the same call with good arguments, which may be remembered; no tensor is written to."""
+    """Expect the error even right after a valid call, whose checks may be cached; no tensor is modified."""
     function: Callable[..., Tensor] = getattr(functional, name)
     arguments = good(name)
     function(**arguments)
@@ -54,14 +54,14 @@ TENSORS = [(name, key) for name in ALL for key in good(name)]
 
 
 @pytest.mark.parametrize(("name", "key"), TENSORS)
-def test_tensors_of_no_floating_type(name: str, key: str) -> None:
+def test_tensors_that_are_not_floating_point(name: str, key: str) -> None:
     for kind in ("int64", "bool", "complex64", "float8_e4m3fn"):
         t = good(name)[key].to(getattr(torch, kind))
         check(name, {key: t}, rf"{key}: expected a float32, .* got {kind}")
 
 
 @pytest.mark.parametrize(("name", "key"), TENSORS)
-def test_what_is_no_tensor(name: str, key: str) -> None:
+def test_arguments_that_are_not_tensors(name: str, key: str) -> None:
     check(name, {key: good(name)[key].tolist()}, f"{key}: expected a tensor, got list")
     check(name, {key: 1.0}, f"{key}: expected a tensor, got float")
     if key != "bias":
@@ -69,7 +69,7 @@ def test_what_is_no_tensor(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "key"), [pair for pair in TENSORS if pair[1] != "v"])
-def test_tensors_unlike_v(name: str, key: str) -> None:
+def test_dtype_or_device_different_from_v(name: str, key: str) -> None:
     t = good(name)[key]
     check(name, {key: t.double()}, f"{key}: expected dtype torch.float32 like v, got torch.float64")
     check(name, {key: t.bfloat16()}, f"{key}: expected dtype torch.float32 like v, got torch.bfloat16")
@@ -77,7 +77,7 @@ def test_tensors_unlike_v(name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_v_unlike_the_others(name: str) -> None:
+def test_v_of_a_different_dtype(name: str) -> None:
     v = good(name)["v"]
     check(name, {"v": v.half()}, "[xg]: expected dtype torch.float16 like v, got torch.float32")
     check(name, {"v": v.to("meta")}, "[xg]: expected device meta like v, got cpu")
@@ -92,7 +92,7 @@ def test_sparse_tensors(name: str) -> None:
 # which functions, bad arguments, the error after "function: "
 ARGUMENTS: list[tuple[list[str], dict[str, Any], str]] = [
     (ALL, {"dim": 9}, "dim: expected None or 0 to . for a .-d weight, got 9"),
-    (ALL, {"dim": -1}, "dim: expected None or 0 to .*, got -1; .* say dim=None"),
+    (ALL, {"dim": -1}, "dim: expected None or 0 to .*, got -1; .* pass dim=None"),
     (ALL, {"dim": -2}, "dim: expected None or 0 to .*, got -2$"),
     (ALL, {"dim": 0.0}, "dim: expected an int or None, got 0.0"),
     (ALL, {"dim": False}, "dim: expected an int or None, got False"),
@@ -151,7 +151,7 @@ ARGUMENTS: list[tuple[list[str], dict[str, Any], str]] = [
     (PLAIN, {"padding_mode": "circular", "padding": 9}, "padding: .*9"),
     (PLAIN, {"dilation": 5}, "x: padded size 8 is smaller than the kernel's reach 11 in spatial dimension 0"),
     (TRANSPOSED, {"padding": "same"}, "padding: expected an int or . of them, got 'same'"),
-    (TRANSPOSED, {"padding": 5}, "padding: 5 leaves output size 0 in spatial dimension 0"),
+    (TRANSPOSED, {"padding": 5}, "padding: 5 gives output size 0 in spatial dimension 0"),
     (TRANSPOSED, {"output_padding": 1}, "output_padding: expected less than stride or dilation .*, got 1"),
     (TRANSPOSED, {"output_padding": 2, "stride": 2}, "output_padding: expected less than stride or dilation"),
     *(
@@ -168,7 +168,7 @@ def test_arguments(names: list[str], bad: dict[str, Any], match: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_remembered_sizes_let_no_equal_ones_pass(name: str) -> None:
+def test_cached_sizes_do_not_accept_equal_values_of_other_types(name: str) -> None:
     """1 == 1.0 == True, in a tuple as well."""
     count = int(name[-2])
     for key in ("stride", "dilation", "padding"):
@@ -200,7 +200,7 @@ CONSTRUCTORS: list[tuple[list[Any], dict[str, Any], str]] = [
     (EVERY_LAYER, {"activation": "gelu"}, "activation: expected"),
     (EVERY_LAYER, {"activation": nn.ReLU}, "activation: expected"),
     (EVERY_LAYER, {"dim": 9}, "dim: expected"),
-    (EVERY_LAYER, {"dim": -1}, "say dim=None"),
+    (EVERY_LAYER, {"dim": -1}, "pass dim=None"),
     (EVERY_LAYER, {"dim": True}, "dim: expected"),
     (EVERY_LAYER, {"dim": 0.0}, "dim: expected"),
     (EVERY_LAYER, {"dim": "0"}, "dim: expected"),

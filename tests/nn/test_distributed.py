@@ -22,12 +22,12 @@ from tests.support.reference import assert_close
 from wnfused import WNConv1d, WNConvTranspose1d, WNLinear
 
 WORLD = 2
-PATIENCE = 120  # seconds until processes that wait for each other are ended
+PATIENCE = 120  # seconds until deadlocked processes are terminated
 STEPS = 3
 
 
 def model() -> nn.Sequential:
-    """Every kind of operator; most layers have a number of rows that the processes cannot share evenly."""
+    """Every kind of operator; most layers have a number of weight rows that does not divide evenly among processes."""
     torch.manual_seed(0)
     return nn.Sequential(
         WNConv1d(2, 5, 3, padding=1, activation="relu"),
@@ -44,7 +44,7 @@ def batches() -> list[Tensor]:
 
 
 def train(run: nn.Module, owner: nn.Module, share: slice) -> dict[str, Any]:
-    """A few steps on ``share`` of each batch: the first gradients and the parameters at the end, whole."""
+    """Train a few steps on ``share`` of each batch; returns the first gradients and the final parameters, unsharded."""
     optimizer = torch.optim.SGD(owner.parameters(), lr=0.05, momentum=0.9)
     first: dict[str, Tensor] = {}
     for x in batches():
@@ -73,7 +73,7 @@ def with_ddp_and_frozen_gains(share: slice) -> dict[str, Any]:
 
 
 def with_fsdp(share: slice) -> dict[str, Any]:
-    """Each layer sharded by itself, then the rest: parameters are rows of the whole, gathered for the forward only."""
+    """Shard each layer on its own, then the rest: parameters are weight rows, gathered only for the forward."""
     own = model()
     mesh = init_device_mesh("cpu", (WORLD,))
     for layer in own:
@@ -125,7 +125,7 @@ def worker(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each process came to, in every mode: one start of the processes serves all tests."""
+    """The results of each process in every mode; the processes are started once for all tests."""
     folder: Path = tmp_path_factory.mktemp("gloo")
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=worker, args=(rank, str(folder)), daemon=True) for rank in range(WORLD)]

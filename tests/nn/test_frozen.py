@@ -1,4 +1,4 @@
-"""frozen: the plain layer's work inside, right results whatever happens there, and no trace outside."""
+"""frozen: the cost of the plain layer inside, correct results whatever happens there, and no effect outside."""
 
 import copy
 import pickle
@@ -159,7 +159,7 @@ def there_and_back(layer):
 
 
 @pytest.mark.parametrize("change", [optimizer_step, perturb, new_parameter, new_data, load, there_and_back])
-def test_a_broken_promise_folds_again(change, folds):
+def test_a_changed_parameter_folds_again(change, folds):
     torch.manual_seed(0)
     layer, x = WNLinear(4, 3), torch.randn(2, 4)
     with frozen(layer), torch.no_grad():
@@ -197,7 +197,7 @@ def test_nested_contexts_shared_layers_and_exceptions(folds):
     assert shared._frozen is None
 
 
-def test_the_cache_does_not_travel():
+def test_copies_and_pickles_do_not_carry_the_cache():
     layer, x = WNLinear(4, 3), torch.randn(2, 4)
     with frozen(layer), torch.no_grad():
         layer(x)
@@ -226,7 +226,7 @@ def test_inference_parameters_and_functional_call(folds):
         layer = WNLinear(4, 3)
         with frozen(layer):
             first = layer(x)
-            layer.weight_g.mul_(2)  # nobody counts this
+            layer.weight_g.mul_(2)  # increments no version
             assert not torch.equal(layer(x), first)
     layer = WNLinear(4, 3)
     doubled = {"weight_g": 2 * layer.weight_g.detach()}
@@ -278,7 +278,7 @@ def test_compiles_inside_and_outside():
     assert not torch.equal(model(x), expected)
 
 
-def test_takes_modules_only():
+def test_accepts_only_modules():
     with pytest.raises(TypeError, match="model"):
         frozen([WNLinear(2, 2)])
     with frozen(nn.ReLU()) as nothing_to_freeze:

@@ -124,7 +124,7 @@ def test_reset_parameters_repeats_the_constructor():
 
 
 @pytest.mark.parametrize(("kind", "args", "kwargs", "shape"), CASES)
-def test_copies_and_files(kind, args, kwargs, shape):
+def test_copying_and_saving(kind, args, kwargs, shape):
     layer = kind(*args, **kwargs, activation="relu", dim=None, eps=0.25).eval()
     perturb(layer)
     file = io.BytesIO()
@@ -177,7 +177,7 @@ def test_output_size_of_transposed_convolutions():
         layer(x, output_size=[20, 20])
 
 
-def test_geometry_changed_after_construction_counts():
+def test_geometry_changed_after_construction_is_used():
     """Descript's DAC switches off the padding of every nn.Conv1d it finds while it works on chunks."""
     model = nn.Sequential(WNConv1d(2, 3, 5, padding=2))
     for module in model.modules():

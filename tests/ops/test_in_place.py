@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "support" / "first_calls.py"
     ids=["native", "torch", "triton"],
 )
 def test_in_place_operations_after_the_first_call_of_a_process(backend: str, pairs: str, cases: int) -> None:
-    """Every layer with every in-place operation; on the triton backend, each layer once, each with another operation."""
+    """Every layer with every in-place operation; on triton each layer once, with an operation of its own."""
     environment = {**os.environ, "WNFUSED_BACKEND": backend, "TRITON_INTERPRET": "1"}
     command = [sys.executable, str(SCRIPT), pairs]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

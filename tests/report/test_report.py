@@ -216,7 +216,7 @@ def test_only_a_report_is_overwritten(capsys, tmp_path):
     output.write_text("mine")
     code, out, err = run(capsys, folder, "--output", output)
     assert (code, out) == (2, "")
-    said = f"{output} exists and is not a report: name another file, or replace it with --force"
+    said = f"{output} exists and is not a report; choose another path or pass force=True to replace it"
     assert err == f"wnfused: report: {said}\n"
     assert output.read_text() == "mine"
     assert run(capsys, folder, "--output", output, "--force")[0] == 0

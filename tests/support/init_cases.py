@@ -1,5 +1,6 @@
 """Layers, weight norms and schemes that the tests of initialization go through."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,11 @@ schemes = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys()
 
 def role(kind: str, gamma: float | None) -> SimpleNamespace:
     return SimpleNamespace(kind=kind, gamma=gamma, why="says the test")
+
+
+def kept_by_padding(size: int) -> float:
+    """The energy's factor along one axis, for 3 taps and one zero at each end."""
+    return (1 + 2 * math.cos(math.pi / (size + 1))) / 3
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:

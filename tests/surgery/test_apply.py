@@ -1,4 +1,4 @@
-"""apply: plain layers become weight-normalized without a change of outputs; the others are left alone with a reason."""
+"""apply: plain layers become weight-normalized with unchanged outputs; the others are skipped with a reason."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_apply_keeps_outputs_and_weights(dim, eps):
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e20, 1e30])
 @pytest.mark.parametrize("dim", [0, 1, None])
-def test_apply_keeps_weights_whose_squares_overflow_or_vanish(scale, dim):
+def test_apply_keeps_weights_whose_squares_overflow_or_underflow(scale, dim):
     plain = nn.Linear(5, 4)
     with torch.no_grad():
         plain.weight.mul_(scale)
@@ -55,7 +55,7 @@ def test_apply_filter_requires_grad_and_root():
     assert type(root) is wnfused.WNLinear
 
 
-def test_apply_leaves_alone_with_a_reason():
+def test_apply_skips_with_a_reason():
     embedding = nn.Embedding(5, 4)
     tied = nn.Linear(4, 5)
     tied.weight = embedding.weight

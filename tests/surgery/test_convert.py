@@ -1,4 +1,4 @@
-"""convert: what becomes a fused layer, what is left alone, and that nothing else about the model changes."""
+"""convert: which layers become fused, which are skipped, and that nothing else about the model changes."""
 
 import copy
 
@@ -66,7 +66,7 @@ def test_same_outputs_gradients_and_parameters(weight_norm):
     assert report.converted == ["conv1", "conv2", "up", "head.1", "volume", "out"]
     assert report.skipped == {}
     assert report.count == 6
-    assert str(report) == "converted 6 layers, left 0 alone"
+    assert str(report) == "converted 6 layers, skipped 0"
     assert all(isinstance(model.get_submodule(name), WeightNormalized) for name in report.converted)
     assert all(model.get_submodule(name) is modules[name] for name in report.converted)
     assert [id(p) for p in model.parameters()] == [id(p) for p in parameters]
@@ -95,8 +95,8 @@ def test_root_layer_is_converted_in_place(weight_norm):
     copy.deepcopy(alias)(x)
 
 
-def test_optimizer_made_before_goes_on(weight_norm):
-    x = torch.randn(4, 3, 10, dtype=torch.float64)  # Adam would blow up the rounding of gradients that are almost 0
+def test_existing_optimizer_keeps_working(weight_norm):
+    x = torch.randn(4, 3, 10, dtype=torch.float64)  # in float32, Adam would amplify rounding errors of gradients near 0
     models = [make(weight_norm).double(), make(weight_norm).double()]
     optimizers = [torch.optim.Adam(m.parameters(), lr=1e-2) for m in models]
     for step in range(4):
@@ -109,7 +109,7 @@ def test_optimizer_made_before_goes_on(weight_norm):
     torch.testing.assert_close(models[0](x), models[1](x), rtol=1e-8, atol=1e-8)
 
 
-def test_hooks_attributes_and_modes_stay(weight_norm):
+def test_hooks_attributes_and_modes_are_kept(weight_norm):
     seen = []
     layer = nn.Linear(4, 3)
     layer.register_forward_pre_hook(lambda m, args, kwargs: seen.append("pre"), with_kwargs=True)
@@ -132,10 +132,10 @@ def test_hooks_attributes_and_modes_stay(weight_norm):
     assert not layer._load_state_dict_pre_hooks  # torch's own renaming hook is gone
 
 
-def test_requires_grad_dtype_and_device_stay(weight_norm):
+def test_requires_grad_dtype_and_device_are_kept(weight_norm):
     layer = weight_norm(nn.Linear(4, 3).double().requires_grad_(False))
     if weight_norm is nn.utils.weight_norm:
-        layer.requires_grad_(False)  # torch's older API forgets it
+        layer.requires_grad_(False)  # torch's older API loses it
     wnfused.convert(layer)
     assert [(p.dtype, p.requires_grad) for p in layer.parameters()] == [(torch.float64, False)] * 3
     with torch.device("meta"):
@@ -175,7 +175,7 @@ def test_subclasses(weight_norm):
     x = torch.randn(2, 4)
     y = model(x)
     report = wnfused.convert(model)
-    assert report.converted == ["1"]  # nothing but an __init__, whose work is done
+    assert report.converted == ["1"]  # it defines only __init__, which has already run
     assert report.skipped == {"0": "Scaled is a subclass of Linear with its own forward"}
     assert "0: Scaled is a subclass" in str(report)
     torch.testing.assert_close(model(x), y)
@@ -219,7 +219,7 @@ def other_gain_shape(weight_norm):
         (other_gain_shape, (2, 4), "its gain has shape (4,), expected (4, 1)"),
     ],
 )
-def test_left_alone_with_a_reason(weight_norm, build, shape, reason):
+def test_skipped_with_a_reason(weight_norm, build, shape, reason):
     model = nn.ModuleDict({"layer": build(weight_norm), "other": weight_norm(nn.Linear(4, 4))})
     x = torch.randn(shape)
     layer, kind = model["layer"], type(model["layer"])
@@ -233,7 +233,7 @@ def test_left_alone_with_a_reason(weight_norm, build, shape, reason):
     torch.testing.assert_close(layer(x), before)
 
 
-def test_combined_parametrizations_are_left_alone():
+def test_combined_parametrizations_are_skipped():
     class Half(nn.Module):
         def forward(self, w):
             return w / 2
@@ -247,11 +247,11 @@ def test_combined_parametrizations_are_left_alone():
     assert report.skipped == dict.fromkeys("01", "weight norm is combined with Half")
 
 
-def test_filter_and_failure_leave_the_model_as_it_was(weight_norm):
+def test_filter_and_failure_leave_the_model_unchanged(weight_norm):
     model = make(weight_norm)
     report = wnfused.convert(model, filter=lambda name, module: isinstance(module, nn.Conv1d))
     assert report.converted == ["conv1"]
-    assert set(report.skipped.values()) == {"left out by the filter"}
+    assert set(report.skipped.values()) == {"excluded by the filter"}
     model = make(weight_norm)
     kinds, keys = [type(m) for m in model.modules()], list(model.state_dict())
 
@@ -269,7 +269,7 @@ def test_filter_and_failure_leave_the_model_as_it_was(weight_norm):
 
 
 def test_attention_reads_the_weight(weight_norm):
-    """nn.MultiheadAttention never calls its output projection, it reads the weight."""
+    """nn.MultiheadAttention never calls its output projection; it reads the weight."""
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     attention.out_proj = weight_norm(attention.out_proj)
     x = torch.randn(2, 3, 8)
@@ -280,7 +280,7 @@ def test_attention_reads_the_weight(weight_norm):
     assert attention.out_proj.weight_v.grad is not None
 
 
-def test_remove_weight_norm_says_that_there_is_none(weight_norm):
+def test_remove_weight_norm_raises_after_convert(weight_norm):
     layer = weight_norm(nn.Linear(4, 4))
     wnfused.convert(layer)
     with pytest.raises(ValueError, match="not found in WNLinear"):

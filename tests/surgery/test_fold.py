@@ -22,7 +22,7 @@ def perturb(model):
 
 
 def network(**kwargs):
-    """Several kinds and dims; kwargs go to the layer that a fused ReLU or an eps may be tried on."""
+    """Several kinds and dims; kwargs (a fused ReLU, an eps) go to one of the layers."""
     torch.manual_seed(0)
     return perturb(
         nn.Sequential(
@@ -51,8 +51,8 @@ def test_fold_gives_plain_layers_in_place(eps):
     for mine, theirs in zip(result(model, x), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     fresh = nn.Conv2d(2, 4, 3, padding=1, padding_mode="replicate")
-    assert list(model[0].state_dict()) == list(fresh.state_dict())  # weight first, as a plain layer has it
-    assert vars(model[0]).keys() == vars(fresh).keys()  # nothing of ours is left
+    assert list(model[0].state_dict()) == list(fresh.state_dict())  # weight first, as in a plain layer
+    assert vars(model[0]).keys() == vars(fresh).keys()  # no attribute of wnfused is left
     assert wnfused.fold(model) == 0
 
 
@@ -120,7 +120,7 @@ class Causal(WNConv1d):
 
 
 @pytest.mark.parametrize("back", [wnfused.fold, wnfused.to_torch])
-def test_subclasses_with_code_are_refused_before_anything_changes(back):
+def test_subclasses_with_code_raise_before_anything_changes(back):
     model = nn.Sequential(WNLinear(3, 3), Causal(2, 2, 3))
     with pytest.raises(TypeError, match=r"layer '1' is Causal, a subclass of WNConv1d with its own forward"):
         back(model)
@@ -130,7 +130,7 @@ def test_subclasses_with_code_are_refused_before_anything_changes(back):
 
 
 @pytest.mark.parametrize("back", [wnfused.fold, wnfused.to_torch])
-def test_pruned_layers_are_refused_before_anything_changes(back):
+def test_pruned_layers_raise_before_anything_changes(back):
     model = nn.Sequential(WNLinear(3, 3), WNLinear(3, 3))
     prune.l1_unstructured(model[1], "weight_v", amount=1)
     with pytest.raises(ValueError, match="layer '1'"):
@@ -183,7 +183,7 @@ def test_to_torch_root_equals_torchs_own():
     torch.testing.assert_close(layer(x), hooked(x))
 
 
-def test_to_torch_refuses_before_anything_changes():
+def test_to_torch_raises_before_anything_changes():
     model = nn.Sequential(WNLinear(3, 3), WNLinear(3, 3, eps=1e-6))
     with pytest.raises(ValueError, match="eps=1e-06"):
         wnfused.to_torch(model)

@@ -1,4 +1,4 @@
-"""convert, fold, state dicts and roles on weight-normalized models of transformers, small and with random weights."""
+"""convert, fold, state dicts and roles on small weight-normalized models from transformers with random weights."""
 
 import copy
 import os
@@ -18,7 +18,7 @@ TOLERANCE = 1e-5  # of the largest element, in float32
 
 
 class EncodecAutoencoder(nn.Module):
-    """EnCodec without its quantizer, through which transformers lets no gradient pass."""
+    """EnCodec without its quantizer, which blocks gradients in transformers."""
 
     def __init__(self, codec):
         super().__init__()
@@ -89,7 +89,7 @@ MODELS = [
 
 
 def build(make):
-    """The model with weights off their initial values, in eval mode, and an input."""
+    """The model in eval mode, with weights moved away from their initial values, and an input."""
     torch.manual_seed(0)
     model, x = make()
     with torch.no_grad():
@@ -99,7 +99,7 @@ def build(make):
 
 
 def waveform(output):
-    """The tensor a model answers with."""
+    """The tensor in a model's output."""
     for name in ("audio_values", "last_hidden_state"):
         if hasattr(output, name):
             return getattr(output, name)
@@ -184,7 +184,7 @@ def test_whole_encodec_gives_the_same_codes():
         assert difference(codec(x).audio_values, audio) < TOLERANCE
 
 
-def test_the_models_own_remove_weight_norm_says_what_is_there():
+def test_the_models_own_remove_weight_norm_raises_after_convert():
     model, _ = build(dac)
     wnfused.convert(model)
     with pytest.raises(ValueError, match="weight_norm of 'weight' not found in WNConv1d"):
@@ -201,7 +201,7 @@ def roles(make):
 
 
 def test_roles_in_hifi_gan():
-    """Towers of two residual blocks with leaky ReLUs, side by side; their sum is no residual sum."""
+    """Parallel towers of two residual blocks with leaky ReLUs; the sum of the towers is not a residual sum."""
     for name, role in roles(hifi_gan).items():
         expected = ("leaky_relu", 2 / (1 + 0.1**2))
         if "convs2" in name:
@@ -224,8 +224,8 @@ def test_roles_in_encodec():
 
 
 def test_roles_in_dac_and_wav2vec2():
-    """DAC's Snake is made of several operations, and no activation by its name: reported. A GELU ends the branch that
-    wav2vec2 adds its positions with."""
+    """DAC's Snake consists of several operations, so it is not recognized as an activation, and the role says so.
+    In wav2vec2, a GELU ends the branch that adds the positions."""
     found = roles(dac)
     ends = [name for name, role in found.items() if ".res_unit" in name and role.kind == "residual_end"]
     assert len(ends) == 12 and all(name.endswith("conv2") and found[name].gamma == 1 / 3 for name in ends)

@@ -1,4 +1,4 @@
-"""Checkpoints travel between torch's two weight norms, plain models and wnfused, in every direction."""
+"""Checkpoints are interchangeable among torch's two weight norms, plain models and wnfused, in every direction."""
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ def test_a_plain_checkpoint_gives_the_plain_outputs(eps, assign):
     low = {key: value.to(torch.bfloat16) for key, value in plain.state_dict().items()}
     ours.float().load_state_dict(low)
     plain.load_state_dict(low)
-    torch.testing.assert_close(ours(x), plain(x), rtol=1e-5, atol=1e-6)  # norms are taken in the layer's precision
+    torch.testing.assert_close(ours(x), plain(x), rtol=1e-5, atol=1e-6)  # norms are computed in the layer's precision
 
 
 def test_fold_and_load_back():
@@ -127,7 +127,7 @@ def test_strict_errors_name_the_keys():
     assert result.unexpected_keys == ["conv.extra"]
 
 
-def test_ambiguous_and_misshaped_weights_are_refused():
+def test_ambiguous_and_misshaped_weights_raise():
     layer = WNLinear(3, 4)
     both = {**layer.state_dict(), "weight": torch.zeros(4, 3)}
     with pytest.raises(RuntimeError, match=r'Unexpected key.*"weight"'):
@@ -139,7 +139,7 @@ def test_ambiguous_and_misshaped_weights_are_refused():
         layer.load_state_dict({"weight": torch.zeros(4, 5), "bias": torch.zeros(4)})
 
 
-def test_loading_leaves_the_checkpoint_alone():
+def test_loading_does_not_modify_the_checkpoint():
     layer = WNLinear(3, 4)
     for state in (wnfused.state_dict(layer), nn.Linear(3, 4).state_dict()):
         keys = list(state)

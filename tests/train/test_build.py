@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import wnfused
 from wnfused.train import Config
-from wnfused.train.build import network
+from wnfused.train.build import architecture, network
 from wnfused.train.config import INITS
 
 SHAPE = (3, 8, 8)
@@ -35,9 +35,11 @@ def test_initializations_differ_and_are_seeded() -> None:
     models = {init: build(init=init) for init in INITS["weight"]}
     values = {init: gains(model) for init, model in models.items()}
     assert torch.equal(values["he"], torch.ones_like(values["he"]))
+    outputs = {init: model(BATCH) for init, model in models.items()}
     for first in values:
         assert torch.equal(values[first], gains(build(init=first)))
-        assert sum(torch.equal(values[first], other) for other in values.values()) == 1
+        assert sum(torch.equal(outputs[first], other) for other in outputs.values()) == 1
+    assert torch.equal(values["robust"], values["robust_he"])  # only the directions differ
     other = network(Config(model="resnet8", seed=1), SHAPE, 10, lambda: BATCH)
     assert not torch.equal(models["robust"](BATCH), other(BATCH))
 
@@ -48,6 +50,35 @@ def test_robust_gains_are_the_papers() -> None:
     assert gammas == {
         round((gamma * ratio) ** 0.5, 6) for gamma, ratio in ((2, 3 / 16), (2, 1), (2, 0.5), (1, 1), (1, 0.5))
     }
+
+
+def test_norm_gain_is_the_plain_network_of_that_weight() -> None:
+    """g = ‖v‖, so w = v: what the paper calls PyTorch's default."""
+    for init, norm in (("norm_gain", 1.0), ("norm_gain_he", 2**0.5)):
+        layers = [m for m in build(init=init).modules() if isinstance(m, wnfused.WNConv2d)]
+        for layer in layers:
+            torch.testing.assert_close(layer.weight, layer.weight_v.detach())
+            assert layer.bias is not None and not layer.bias.any()
+        norms = layers[-2].weight_g.flatten()  # 64 rows of 576 numbers
+        torch.testing.assert_close(norms.mean().item(), norm, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "layers", "stride"),
+    [
+        ("resnet1202", 200, 2, 1),
+        ("resnet164", 18, 3, 1),
+        ("resnet164-basic", 27, 2, 1),
+        ("resnet11-bottleneck", 1, 3, 1),
+        ("wrn-16-1", 2, 2, 1),
+        ("wrn-16-1-stem2", 2, 2, 2),
+    ],
+)
+def test_networks_by_name(name: str, blocks: int, layers: int, stride: int) -> None:
+    with torch.device("meta"):
+        model = architecture(name, "weight", SHAPE, 10)
+    assert [len(stage) for stage in model.stages] == [blocks] * 3
+    assert len(model.stages[0][0].branch) == layers and model.stem.stride == (stride, stride)
 
 
 def test_torchs_weight_norm_is_the_same_network() -> None:

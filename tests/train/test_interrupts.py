@@ -18,7 +18,7 @@ from wnfused.train.loop import Trainer
 from wnfused.train.run_folder import RunFolder
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
-WILD = {"lr": 1e5}  # diverges at step 2
+WILD = {"lr": 1e5, "max_loss": 1000.0}  # diverges at step 2
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,20 @@ from wnfused.cli.commands import command, fail
 
 
 def _audit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--target", action="append", metavar="TARGET", help="sm_80, sm_90, sm_100 or gfx942 (all)")
-    parser.add_argument("--kernel", action="append", metavar="NAME", help="one kernel of wnfused.kernels.triton (all)")
-    parser.add_argument("--json", metavar="FILE", help="write every row as JSON")
-    parser.add_argument("--markdown", metavar="FILE", help="write the report instead of printing the table")
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="TARGET",
+        help="sm_80, sm_90, sm_100 or gfx942 (default: all); may be repeated",
+    )
+    parser.add_argument(
+        "--kernel",
+        action="append",
+        metavar="NAME",
+        help="a kernel of wnfused.kernels.triton (default: all); may be repeated",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every build as JSON")
+    parser.add_argument("--markdown", metavar="FILE", help="write a summary instead of printing every build")
 
 
 @command("audit", "compile the Triton kernels for every target, without a GPU, and check their code", _audit_arguments)
@@ -22,16 +32,16 @@ def audit(args: argparse.Namespace) -> int:
     if find_spec("triton") is None:
         return fail("audit: triton is not installed")
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        return fail("audit: TRITON_INTERPRET is set, which interprets kernels instead of compiling them: unset it")
+        return fail("audit: TRITON_INTERPRET is set, so kernels would be interpreted instead of compiled; unset it")
     from wnfused.kernels.triton.audit import audit as audited
     from wnfused.kernels.triton.audit import builds, report
 
-    for option, asked, known in (("target", args.target, builds.TARGETS), ("kernel", args.kernel, builds.KERNELS)):
-        if unknown := [name for name in asked or () if name not in known]:
+    for option, requested, known in (("target", args.target, builds.TARGETS), ("kernel", args.kernel, builds.KERNELS)):
+        if unknown := [name for name in requested or () if name not in known]:
             return fail(f"audit: unknown --{option} {unknown[0]!r}, expected one of {', '.join(known)}", code=2)
     for file in (args.json, args.markdown):
         if file and not Path(file).absolute().parent.is_dir():
-            return fail(f"audit: cannot write {file}: its folder does not exist", code=2)
+            return fail(f"audit: cannot write {file}: the directory does not exist", code=2)
     try:
         rows = audited(tuple(args.target or builds.TARGETS), tuple(args.kernel or builds.KERNELS), _audit_progress)
     except RuntimeError as error:
@@ -45,12 +55,12 @@ def audit(args: argparse.Namespace) -> int:
     broken = [check for check in report.everything(rows) if not check.ok]
     for check in broken:
         lines = "".join(f"\n  {line}" for line in check.broken)
-        fail(f"audit: broken: {check.what} must be {check.limit}, is {check.found}{lines}")
+        fail(f"audit: requirement violated: {check.what}: {check.found}; must be {check.limit}{lines}")
     return 1 if broken else 0
 
 
 def _audit_progress(done: int, count: int, name: str) -> None:
-    """A bar on a terminal, a line now and then elsewhere."""
+    """A progress bar on a terminal, otherwise a line every 50 builds."""
     if sys.stderr.isatty():
         bar = "█" * (30 * done // count)
         print(f"\r{bar:<30} {done}/{count} {name[:60]:<60}", end="\n" if done == count else "", file=sys.stderr)

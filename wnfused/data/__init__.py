@@ -1,8 +1,20 @@
-"""Data sets (digits, MNIST, Fashion-MNIST, CIFAR-10 and -100) as bytes in memory, and the batches made of them."""
+"""Data sets (digits, MNIST, Fashion-MNIST, CIFAR-10 and -100), stored in memory as bytes, and their loader."""
 
 from wnfused.data.augment import Augmentation
-from wnfused.data.catalog import NAMES, load
+from wnfused.data.catalog import AUTHORS, NAMES, load
 from wnfused.data.loader import Loader
-from wnfused.data.splits import DataError, Dataset, Split, hold_out
+from wnfused.data.splits import DataError, Dataset, Split, first, hold_out, shrunk
 
-__all__ = ["NAMES", "Augmentation", "DataError", "Dataset", "Loader", "Split", "hold_out", "load"]
+__all__ = [
+    "AUTHORS",
+    "NAMES",
+    "Augmentation",
+    "DataError",
+    "Dataset",
+    "Loader",
+    "Split",
+    "first",
+    "hold_out",
+    "load",
+    "shrunk",
+]

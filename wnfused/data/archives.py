@@ -1,4 +1,4 @@
-"""Files out of tar archives that nobody vouches for: nothing is written outside the folder asked for."""
+"""Reading files from untrusted tar archives: nothing is written outside the requested folder."""
 
 import shutil
 import tarfile
@@ -13,9 +13,9 @@ LARGEST = 1 << 30  # bytes; CIFAR's largest file has 155 million
 
 
 def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of those of ``files`` that the archive holds in ``folder``, in the archive's order.
+    """(name, content) of each of ``files`` that the archive contains in ``folder``, in the archive's order.
 
-    An archive with a link, a device or a path that leads elsewhere is refused as a whole.
+    An archive that contains a link, a device or a path outside its folder is rejected as a whole.
     """
     try:
         with tarfile.open(archive, "r:*") as tar:
@@ -30,7 +30,7 @@ def members(archive: Path, folder: str, files: Sequence[str]) -> Iterator[tuple[
         raise
     except Exception as error:  # a damaged archive can fail in any way
         reason = str(error).partition("\n")[0].rstrip(":")
-        raise DataError(f"{archive} cannot be read, it may be cut off ({reason})") from error
+        raise DataError(f"{archive} cannot be read; it may be truncated ({reason})") from error
 
 
 def _read_to_the_end(tar: tarfile.TarFile) -> None:
@@ -42,19 +42,19 @@ def _read_to_the_end(tar: tarfile.TarFile) -> None:
 def _check(archive: Path, member: tarfile.TarInfo) -> None:
     path = PurePosixPath(member.name)
     if path.is_absolute() or PureWindowsPath(member.name).drive or "\\" in member.name or ".." in path.parts:
-        raise DataError(f"{archive} is not to be trusted: it holds {member.name!r}, which leads out of its folder")
+        raise DataError(f"{archive} is unsafe: it contains {member.name!r}, which is outside its folder")
     if not (member.isreg() or member.isdir()):
-        raise DataError(f"{archive} is not to be trusted: {member.name!r} is neither a file nor a folder")
+        raise DataError(f"{archive} is unsafe: {member.name!r} is neither a file nor a folder")
     if member.size > LARGEST:
-        raise DataError(f"{archive} is not to be trusted: {member.name!r} has {member.size} bytes")
+        raise DataError(f"{archive} is unsafe: {member.name!r} has {member.size} bytes, expected at most {LARGEST}")
 
 
 def unpack(archive: Path, folder: str, files: Sequence[str]) -> None:
-    """Write ``files`` of the archive's ``folder`` beside the archive: all of them, or nothing after an error.
+    """Unpack ``files`` from the archive's ``folder`` next to the archive: all of them, or none after an error.
 
     The caller holds the lock of the archive's folder.
     """
-    for leftover in archive.parent.glob(".unpacking-*"):  # of a process that was killed
+    for leftover in archive.parent.glob(".unpacking-*"):  # from a process that was killed
         shutil.rmtree(leftover, ignore_errors=True)
     with writing(archive.parent):
         place = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=archive.parent))
@@ -63,9 +63,9 @@ def unpack(archive: Path, folder: str, files: Sequence[str]) -> None:
             with writing(place / name):
                 (place / name).write_bytes(content)
         if lacking := [name for name in files if not (place / name).is_file()]:
-            raise DataError(f"{archive} lacks {folder}/{lacking[0]}")
+            raise DataError(f"{archive} does not contain {folder}/{lacking[0]}")
         with writing(archive.parent / folder):
-            place.chmod(0o755)  # mkdtemp's is for its owner alone
+            place.chmod(0o755)  # mkdtemp gives access to the owner only
             shutil.rmtree(archive.parent / folder, ignore_errors=True)
             place.rename(archive.parent / folder)
     finally:

@@ -1,6 +1,6 @@
-"""Augmentation of whole batches: random crop, flip and cutout, on bytes as long as possible, on any device.
+"""Augmentation of whole batches on any device: random crop and flip on bytes, cutout on normalized images.
 
-What is random is drawn on the CPU, so every device makes the same images of the same draws.
+Random numbers are drawn on the CPU, so the images do not depend on the device.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from wnfused.data.splits import check_integer
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What happens to a training image: each part is off by default.
+    """The augmentation of training images; each part is off by default.
 
-    ``crop``: the image gets so many black pixels on each side, and a window of its own size is cut out anywhere.
-    ``flip``: left and right are exchanged for half of the images.
-    ``cutout``: a square of this side, centred on any pixel, is set to the mean; what hangs over the edge is lost.
+    ``crop``: pad the image with this many black pixels on each side, then take a random window of the original size.
+    ``flip``: mirror each image left to right with probability 1/2.
+    ``cutout``: set a square of this side, centred on a random pixel and clipped at the edges, to the mean.
     """
 
     crop: int = 0
@@ -34,7 +34,7 @@ class Augmentation:
 
 
 class Draws(NamedTuple):
-    """The random part of a batch: five numbers for each image, all int64 [B]."""
+    """The random numbers of a batch: five for each image, all int64 [B]."""
 
     top: Tensor  # where the window starts in the padded image, 0 to 2·crop
     left: Tensor
@@ -44,13 +44,13 @@ class Draws(NamedTuple):
 
 
 def draw(count: int, height: int, width: int, crop: int, source: torch.Generator) -> Draws:
-    """All five, also for parts that are switched off: switching one on leaves what the others draw alone."""
+    """Draw all five, even for parts that are off, so that enabling one does not change the others' draws."""
     bounds = (2 * crop + 1, 2 * crop + 1, 2, height, width)
     return Draws(*(torch.randint(bound, (count,), generator=source) for bound in bounds))
 
 
 def move(images: Tensor, augmentation: Augmentation, draws: Draws) -> Tensor:
-    """Crop and flip bytes: [B, C, H, W] to the same."""
+    """Crop and flip uint8 images [B, C, H, W]; the shape stays the same."""
     if augmentation.crop:
         images = _crop(images, augmentation.crop, draws.top, draws.left)
     if augmentation.flip:
@@ -59,10 +59,10 @@ def move(images: Tensor, augmentation: Augmentation, draws: Draws) -> Tensor:
 
 
 def _crop(images: Tensor, margin: int, top: Tensor, left: Tensor) -> Tensor:
-    """A window is a run of its padded image's bytes, with gaps between rows and channels.
+    """Crop a window from each padded image.
 
-    So one copy for each image cuts the runs out, and the gaps stay behind in the strides. That is several times faster
-    than to gather pixel by pixel.
+    A window is a contiguous run of the padded image's bytes with gaps between rows and channels. One copy per image
+    extracts the run, and strides skip the gaps. That is several times faster than gathering pixel by pixel.
     """
     count, channels = images.shape[:2]
     if count == 0:
@@ -71,19 +71,19 @@ def _crop(images: Tensor, margin: int, top: Tensor, left: Tensor) -> Tensor:
     rows, columns = padded.shape[2:]
     size = channels * rows * columns
     run = size - 2 * margin * (columns + 1)  # from the first byte of a window to its last
-    runs = padded.as_strided((count * size - run + 1, run), (1, 1))  # one that starts at each byte
+    runs = padded.as_strided((count * size - run + 1, run), (1, 1))  # one run starting at each byte
     starts = torch.arange(count, device=images.device) * size + top * columns + left
     return runs.index_select(0, starts).as_strided(images.shape, (run, rows * columns, columns, 1))
 
 
 def _flip(images: Tensor, flipped: Tensor) -> Tensor:
-    """Each image or its mirror image is picked whole, which is faster than pixel by pixel."""
+    """Select each image or its mirror image as a whole, which is faster than pixel by pixel."""
     both = torch.cat((images, images.flip(3)))  # [2B, C, H, W]
     return both.index_select(0, torch.arange(len(images), device=images.device) + len(images) * flipped)
 
 
 def cut_out(images: Tensor, side: int, row: Tensor, column: Tensor) -> None:
-    """Set a square of each image to zero, in place; of normalized images that is the mean."""
+    """Set a square of each image to zero, in place; zero is the mean of normalized images."""
     height, width = images.shape[2:]
     rows = _near(row, height, side)[:, :, None]  # [B, H, 1], 1 inside the square
     columns = _near(column, width, side)[:, None, :]  # [B, 1, W]

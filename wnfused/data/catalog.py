@@ -1,4 +1,4 @@
-"""The data sets by name: found on disk, or downloaded, then read."""
+"""The data sets by name: find them on disk or download them, then read them."""
 
 import difflib
 from collections.abc import Iterator
@@ -23,21 +23,30 @@ class _Facts:
     std: tuple[float, ...]
 
 
-# Mean and std over the training pixels, except MNIST's: those are the ones of the paper's authors.
+# Mean and std over the training pixels.
 _FACTS = {
     "digits": _Facts(10, (0.3056,) * 3, (0.3237,) * 3),
-    "mnist": _Facts(10, (0.5,), (1.0,)),
+    "mnist": _Facts(10, (0.1307,), (0.3081,)),
     "fashion-mnist": _Facts(10, (0.2860,), (0.3530,)),
     "cifar10": _Facts(10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": _Facts(100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 NAMES = tuple(_FACTS)
+# What the paper's authors subtract and divide by, for both CIFAR sets; the std is that of one image, on average.
+_AUTHORS_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+AUTHORS = {
+    "mnist": ((0.5,), (1.0,)),
+    "fashion-mnist": ((0.5,), (1.0,)),  # which stands in for MNIST
+    "cifar10": _AUTHORS_CIFAR,
+    "cifar100": _AUTHORS_CIFAR,
+}
 
 
 def load(name: str, *, data_dir: Path | str | None = None, download: bool = True) -> Dataset:
-    """The data set ``name``, from ``data_dir`` or, without one, from the cache folder, downloaded there if need be.
+    """Load the data set ``name`` from ``data_dir`` or, by default, from the cache folder, downloading it if needed.
 
-    ``data_dir`` holds the official files or archives, or the folders made of them; nothing is written there.
+    ``data_dir`` contains the official files or archives, or the folders unpacked from them; nothing is written there.
+    With ``download=False`` a data set that is not in the cache folder raises ``DataError``.
     """
     _check_name(name)
     if name == "digits":
@@ -54,8 +63,8 @@ def _check_name(name: Any) -> None:
     if name in NAMES:
         return
     near = difflib.get_close_matches(str(name).lower().replace("_", "-"), NAMES, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise DataError(f"load: name: unknown data set {name!r}; {hint}There are {', '.join(NAMES)}")
+    hint = f"did you mean {near[0]!r}? Known" if near else "known"
+    raise DataError(f"load: name: unknown data set {name!r}; {hint} data sets: {', '.join(NAMES)}")
 
 
 def _read(name: str, root: Path) -> tuple[Split, Split]:
@@ -66,39 +75,39 @@ def _read(name: str, root: Path) -> tuple[Split, Split]:
 
 @contextmanager
 def _advice(name: str, text: str) -> Iterator[None]:
-    """Puts the data set's name before an error and what to do about it behind."""
+    """Prefix an error with the data set's name and append what to do about it."""
     try:
         yield
     except DataError as error:
         raise DataError(f"{name}: {error}. {text}") from error
-    except OSError as error:  # as a folder that must not be entered
+    except OSError as error:  # for example a folder without permission
         raise DataError(f"{name}: {error.filename} cannot be read: {error.strerror}. {text}") from error
 
 
 def _by_hand(name: str) -> str:
-    return f"get {', '.join(source.file for source in SOURCES[name])} from {PAGES[name]}"
+    return f"download {', '.join(source.file for source in SOURCES[name])} from {PAGES[name]}"
 
 
 def _from_folder(name: str, root: Path) -> tuple[Split, Split]:
-    advice = f"Without --data-dir (data_dir) it is downloaded; or {_by_hand(name)} and put it there"
+    advice = f"Omit data_dir to have it downloaded, or {_by_hand(name)} into data_dir"
     with _advice(name, advice):
         if not root.exists():
-            raise DataError(f"the data folder {root} does not exist")
+            raise DataError(f"data_dir: {root} does not exist")
         return _read(name, root)
 
 
 def _from_cache(name: str, folder: Path, download: bool) -> tuple[Split, Split]:
     if not _is_there(name, folder):
         if not download:
-            advice = f"Allow the download, or {_by_hand(name)} and name its folder with --data-dir (data_dir)"
-            raise DataError(f"{name}: it is not in the cache folder {folder}, and downloading is forbidden. {advice}")
+            advice = f"Pass download=True, or {_by_hand(name)} and pass its folder as data_dir"
+            raise DataError(f"{name}: it is not in the cache folder {folder}, and download is False. {advice}")
         _download(name, folder)
-    with _advice(name, f"Delete {folder} to have it downloaded again"):
+    with _advice(name, f"Delete {folder} to download it again"):
         return _read(name, folder)
 
 
 def _is_there(name: str, folder: Path) -> bool:
-    """Whether it can be read from the cache; an archive that another process may be unpacking does not count."""
+    """Whether the data set can be read from the cache; an archive does not count: it may be in mid-unpacking."""
     try:
         if name not in LAYOUTS:
             return bool(find_idx(name, folder))
@@ -109,8 +118,8 @@ def _is_there(name: str, folder: Path) -> bool:
 
 
 def _download(name: str, folder: Path) -> None:
-    with _advice(name, f"Or {_by_hand(name)} and name its folder with --data-dir (data_dir)"), locked(folder):
-        if _is_there(name, folder):  # another process was quicker
+    with _advice(name, f"Try again, or {_by_hand(name)} and pass its folder as data_dir"), locked(folder):
+        if _is_there(name, folder):  # another process has finished the download meanwhile
             return
         for source in SOURCES[name]:
             archive = fetch(source, folder)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in their official forms: binary or Python files, in a folder or still in the archive."""
+"""CIFAR-10 and CIFAR-100 in their official forms: binary or Python files, in a folder or in the archive."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Layout:
     archive: str  # without .tar.gz
     train: tuple[str, ...]
     test: tuple[str, ...]
-    read: Callable[[bytes, str], Batch]  # of a file's content and its name for errors
+    read: Callable[[bytes, str], Batch]  # takes a file's content, and its name for errors
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -34,12 +34,14 @@ class Layout:
 
 
 def _binary(label_bytes: int) -> Callable[[bytes, str], Batch]:
-    """Records of labels (CIFAR-100: coarse, fine) and pixels; the last label counts."""
+    """Reader of records of labels (CIFAR-100: coarse, fine) and pixels; the last label is used."""
 
     def read(data: bytes, where: str) -> Batch:
         record = label_bytes + PIXELS
         if not data or len(data) % record:
-            raise DataError(f"{where} is corrupt or cut off: {len(data)} bytes are not whole records of {record}")
+            raise DataError(
+                f"{where} is corrupt or truncated: {len(data)} bytes, expected a multiple of the record size {record}"
+            )
         rows = np.frombuffer(data, np.uint8).reshape(-1, record)
         return rows[:, label_bytes:], rows[:, label_bytes - 1].astype(np.int64)
 
@@ -52,10 +54,11 @@ def _pickled(key: str) -> Callable[[bytes, str], Batch]:
         images = _entry(found, "data", where)
         if images.dtype != np.uint8 or images.ndim != 2 or images.shape[1] != PIXELS or not len(images):
             got = f"{images.dtype} of shape {images.shape}"
-            raise DataError(f"{where} is corrupt: expected bytes of shape (N, {PIXELS}) as data, got {got}")
+            raise DataError(f"{where} is corrupt: data: expected uint8 of shape (N, {PIXELS}), got {got}")
         labels = _entry(found, key, where)
         if labels.shape != (len(images),) or labels.dtype.kind not in "iu":
-            raise DataError(f"{where} is corrupt: expected {len(images)} whole numbers as {key}")
+            got = f"{labels.dtype} of shape {labels.shape}"
+            raise DataError(f"{where} is corrupt: {key}: expected {len(images)} integers, got {got}")
         return images, labels.astype(np.int64)
 
     return read
@@ -86,9 +89,9 @@ SUFFIXES = (".tar.gz", ".tgz", ".tar")
 
 
 def find_cifar(name: str, root: Path) -> tuple[Layout, Path]:
-    """A form of the data set in ``root`` or ``root/name``: the folder with its files if it is there, else the archive.
+    """Find the data set in ``root`` or ``root/name``: the folder with its files or, failing that, the archive.
 
-    ``root`` may be that folder or that archive, too.
+    ``root`` may also be that folder or archive itself.
     """
     for place in (root / name, root):
         for find in (_folder, _archive):
@@ -98,9 +101,9 @@ def find_cifar(name: str, root: Path) -> tuple[Layout, Path]:
     for layout in LAYOUTS[name]:
         for folder in (root / name / layout.folder, root / layout.folder, root):
             if folder.name == layout.folder and folder.is_dir():
-                raise DataError(f"{_missing(layout, folder)[0]} is missing in {folder}")
-    forms = " nor ".join(f"{layout.folder} nor {layout.archive}.tar.gz" for layout in LAYOUTS[name])
-    raise DataError(f"neither {forms} is in {root}")
+                raise DataError(f"{_missing(layout, folder)[0]} is missing from {folder}")
+    forms = ", ".join(f"{layout.folder}, {layout.archive}.tar.gz" for layout in LAYOUTS[name])
+    raise DataError(f"{root} contains none of {forms}")
 
 
 def _missing(layout: Layout, folder: Path) -> list[str]:
@@ -121,7 +124,7 @@ def read_cifar(layout: Layout, place: Path, classes: int) -> tuple[Split, Split]
     """(train, test) from the folder or archive that ``find_cifar`` found."""
     batches = dict(_batches(layout, place))
     if lacking := [file for file in layout.files if file not in batches]:
-        raise DataError(f"{place} lacks {layout.folder}/{lacking[0]}")
+        raise DataError(f"{place} does not contain {layout.folder}/{lacking[0]}")
     for file, (_, labels) in batches.items():
         check_labels(torch.from_numpy(labels), classes, place / file)
     return _split([batches[file] for file in layout.train]), _split([batches[file] for file in layout.test])

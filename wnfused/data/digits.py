@@ -1,4 +1,4 @@
-"""scikit-learn's digits, the data set that needs no download: 1797 images of 8×8, shown as 3×32×32."""
+"""scikit-learn's digits, the data set that needs no download: 1797 images of 8×8, enlarged to 3×32×32."""
 
 import numpy as np
 import torch
@@ -11,12 +11,12 @@ TEST_IMAGES = 360  # a fifth; scikit-learn's set has no split of its own
 
 
 def load_digits() -> tuple[Split, Split]:
-    """(train, test): a split that is always the same."""
+    """(train, test); the split is always the same."""
     try:
         from sklearn import datasets
     except ImportError:
         raise DataError(
-            "digits: they come with scikit-learn, which is not installed: pip install scikit-learn"
+            "digits: the data comes with scikit-learn, which is not installed; run pip install scikit-learn"
         ) from None
     pixels, labels = datasets.load_digits(return_X_y=True)
     images, numbers = _enlarge(torch.from_numpy(pixels)), torch.from_numpy(labels.astype(np.int64))
@@ -28,7 +28,7 @@ def load_digits() -> tuple[Split, Split]:
 def _enlarge(pixels: Tensor) -> Tensor:
     """[N, 64] in 0..16 to uint8 [N, 3, 32, 32].
 
-    The weights of the interpolation are multiples of 1/64, so float32 is exact here: the bytes are the same anywhere.
+    The interpolation weights are multiples of 1/64, so float32 is exact and the bytes are the same on every machine.
     """
     small = pixels.float().reshape(-1, 1, 8, 8)
     large = F.interpolate(small, scale_factor=4, mode="bilinear") * (255 / 16)

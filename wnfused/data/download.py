@@ -1,4 +1,4 @@
-"""Downloads that continue where they stopped and are trusted only once their SHA-256 is right."""
+"""Downloads that resume where they stopped; a file is accepted only if its SHA-256 matches."""
 
 import hashlib
 import os
@@ -17,20 +17,20 @@ from wnfused.data.splits import DataError
 
 CHUNK = 1 << 18
 TIMEOUT = 30.0  # seconds without a byte
-ATTEMPTS = 4  # for one address; each continues where the last one was cut off
-PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
+ATTEMPTS = 4  # per address; each resumes where the last one stopped
+PAUSE = 1.0  # seconds before the second attempt, doubled for each later one
 
 
 class _Refused(Exception):
-    """This address does not give the file; trying it again would not help."""
+    """This address does not provide the file; a retry would not help."""
 
 
 class _CutOff(Exception):
-    """The connection broke; trying again may help."""
+    """The connection was lost; a retry may help."""
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: WNFUSED_DATA, or wnfused/data in the user's cache folder."""
+    """The folder for downloads: WNFUSED_DATA, or wnfused/data in the user's cache folder."""
     if chosen := os.environ.get("WNFUSED_DATA"):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wnfused" / "data"
@@ -38,14 +38,14 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and keep other processes that load the same data waiting; the lock dies with its holder."""
+    """Create ``folder`` and hold its lock; the lock is released when its process ends, however it ends."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle = (folder / "lock").open("wb")
     with handle:
         try:
             import fcntl
-        except ImportError:  # no such locks on Windows: there two downloads at once spoil each other's checksum
+        except ImportError:  # Windows: two concurrent downloads corrupt each other, and the checksum detects it
             yield
             return
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -54,16 +54,16 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the file system refuses, as on a full disk, into a DataError."""
+    """Turn errors of the file system, such as a full disk, into a DataError."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise DataError(f"cannot write {path}: {reason}; WNFUSED_DATA names another folder for downloads") from error
+        raise DataError(f"cannot write {path}: {reason}; set WNFUSED_DATA to download to another folder") from error
 
 
 def fetch(source: Source, folder: Path) -> Path:
-    """The file of ``source`` in ``folder``, downloaded if it is not there; only a checked file gets its name."""
+    """The file of ``source`` in ``folder``, downloaded if missing; a file gets its final name only once verified."""
     target, part = folder / source.file, folder / f"{source.file}.part"
     if target.is_file() and target.stat().st_size == source.size:
         return target
@@ -78,12 +78,12 @@ def fetch(source: Source, folder: Path) -> Path:
             with writing(target):
                 part.replace(target)
             return target
-    kept = f"; what arrived is kept in {part}, the next try continues there" if part.exists() else ""
+    kept = f"; the partial download is kept in {part}, and the next attempt resumes it" if part.exists() else ""
     raise DataError(f"cannot download {source.file}: {'; '.join(failures)}{kept}")
 
 
 def _fetch_from(address: str, source: Source, part: Path, advance: Advance) -> None:
-    """Complete ``part`` from one address and check it."""
+    """Complete ``part`` from one address and verify it."""
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:
@@ -97,14 +97,14 @@ def _fetch_from(address: str, source: Source, part: Path, advance: Advance) -> N
         if sha256(part) == source.sha256:
             return
         part.unlink()
-        problem = f"what it sends has another SHA-256 than {source.sha256}"
-        if not resumed:  # a resumed file may have been spoiled before: that alone deserves a second try
+        problem = f"the SHA-256 of the downloaded file is not {source.sha256}"
+        if not resumed:  # retry only a resumed file: its earlier part may have been corrupt
             break
     raise _Refused(problem)
 
 
 def _receive(address: str, source: Source, part: Path, advance: Advance) -> None:
-    """Append to ``part`` what it lacks."""
+    """Append the missing bytes to ``part``."""
     have = part.stat().st_size if part.exists() else 0
     if have > source.size:
         part.unlink()
@@ -129,7 +129,7 @@ def _open(address: str, start: int, part: Path) -> HTTPResponse:
         response: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416:  # it cannot send the rest: ask for the whole
+        if error.code == 416:  # the server cannot send the rest: request the whole file
             part.unlink()
         if error.code >= 500 or error.code in (408, 416, 429):
             raise _CutOff(f"HTTP {error.code} {error.reason}") from error
@@ -140,7 +140,7 @@ def _open(address: str, start: int, part: Path) -> HTTPResponse:
 
 
 def _start_of(response: HTTPResponse, asked: int) -> int:
-    """The position the server sends from: the one asked for, or the beginning if it cannot continue."""
+    """The position the server sends from: the requested one, or 0 if it cannot resume."""
     if response.status != 206:
         return 0
     if not response.headers.get("Content-Range", "").startswith(f"bytes {asked}-"):
@@ -153,7 +153,7 @@ def _copy(response: HTTPResponse, file: BinaryIO, size: int, done: int, advance:
         try:
             chunk = response.read(CHUNK)
         except (OSError, HTTPException) as error:
-            raise _CutOff(f"the connection broke after {done} of {size} bytes") from error
+            raise _CutOff(f"the connection was lost after {done} of {size} bytes") from error
         if not chunk:
             break
         done += len(chunk)
@@ -162,7 +162,7 @@ def _copy(response: HTTPResponse, file: BinaryIO, size: int, done: int, advance:
         file.write(chunk)
         advance(done)
     if done < size:
-        raise _CutOff(f"the connection broke after {done} of {size} bytes")
+        raise _CutOff(f"the connection was lost after {done} of {size} bytes")
 
 
 def sha256(path: Path) -> str:

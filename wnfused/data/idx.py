@@ -1,4 +1,4 @@
-"""MNIST's format, idx: a magic number, big-endian sizes, bytes; packed with gzip or not."""
+"""MNIST's file format, idx: a magic number, big-endian sizes, then bytes; optionally compressed with gzip."""
 
 import gzip
 import math
@@ -17,7 +17,7 @@ SUBFOLDERS = {"mnist": ("mnist", "MNIST/raw"), "fashion-mnist": ("fashion-mnist"
 
 
 def find_idx(name: str, root: Path) -> list[Path]:
-    """The four files, unpacked or as .gz, in ``root`` or in the subfolder that is usual for the data set."""
+    """The four files, plain or .gz, in ``root`` or in the data set's usual subfolder."""
     lacking = ""
     for folder in (*(root / sub for sub in SUBFOLDERS[name]), root):
         found = [path for file in IDX_FILES if (path := _either(folder / file))]
@@ -25,8 +25,8 @@ def find_idx(name: str, root: Path) -> list[Path]:
             return found
         if found:
             missing = next(file for file in IDX_FILES if not _either(folder / file))
-            lacking = lacking or f"{missing}[.gz] is missing in {folder}"
-    raise DataError(lacking or f"{IDX_FILES[0]}[.gz] and the three files that belong to it are not in {root}")
+            lacking = lacking or f"{missing}[.gz] is missing from {folder}"
+    raise DataError(lacking or f"{IDX_FILES[0]}[.gz] and the three files that go with it are not in {root}")
 
 
 def _either(path: Path) -> Path | None:
@@ -42,13 +42,13 @@ def read_idx_splits(files: list[Path], classes: int) -> tuple[Split, Split]:
 def _split(image_file: Path, label_file: Path, classes: int) -> Split:
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(images) != len(labels):
-        raise DataError(f"{image_file} has {len(images)} images, but {label_file} {len(labels)} labels")
+        raise DataError(f"{image_file} has {len(images)} images, but {label_file} has {len(labels)} labels")
     check_labels(labels, classes, label_file)
     return Split(images[:, None], labels.long())
 
 
 def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of one file: uint8 with so many dimensions."""
+    """Read one file: a uint8 tensor with this many dimensions."""
     try:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
@@ -56,17 +56,17 @@ def read_idx(path: Path, dimensions: int) -> Tensor:
             magic = stream.read(4)
             if magic != bytes((0, 0, 8, dimensions)):
                 raise DataError(
-                    f"{path} is no idx file of bytes with {dimensions} dimensions: it starts with {magic!r}"
+                    f"{path} is not an idx file of bytes with {dimensions} dimensions: it starts with {magic!r}"
                 )
             header = stream.read(4 * dimensions)
             shape = [int.from_bytes(header[i : i + 4], "big") for i in range(0, 4 * dimensions, 4)]
             count = math.prod(shape)
             if not 0 < count < LARGEST:
-                raise DataError(f"{path} is corrupt: it says that its shape is {tuple(shape)}")
+                raise DataError(f"{path} is corrupt: its header gives the shape {tuple(shape)}")
             data = bytearray(stream.read(count + 1))
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read, it may be cut off ({error})") from error
+        raise DataError(f"{path} cannot be read; it may be truncated ({error})") from error
     if len(data) != count:
-        state = "cut off" if len(data) < count else "too long"
-        raise DataError(f"{path} is {state}: {tuple(shape)} needs {count} bytes, {len(data)} are there")
+        state, got = ("truncated", f"{len(data)}") if len(data) < count else ("too long", "more")
+        raise DataError(f"{path} is {state}: expected {count} bytes for shape {tuple(shape)}, got {got}")
     return torch.from_numpy(np.frombuffer(data, np.uint8).reshape(shape))

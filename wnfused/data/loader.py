@@ -1,4 +1,4 @@
-"""Batches of one epoch: which images, in which order, augmented how, is a function of seed, epoch and batch alone."""
+"""The batches of an epoch. Order and augmentation depend only on the seed, the epoch and the batch number."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,10 +14,11 @@ PLAIN = Augmentation()
 
 
 class Loader:
-    """Augmented and normalized batches of a split, on ``device``; the bytes are moved there once.
+    """Augmented and normalized batches of a split, on ``device``; the bytes are copied there once.
 
-    ``batch_size`` is that of all ``world`` processes together: each gets its slice of every batch, and together they
-    see what one process alone would see. Nothing random is kept between batches: an epoch can start at any of them.
+    ``batch_size`` counts the images of all ``world`` processes together. Each process gets its slice of every batch, so
+    together they see the same batches as a single process. No random state is kept between batches, so an epoch can
+    start at any of them.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class Loader:
             raise ValueError(f"Loader: rank: expected 0 to {world - 1} for world={world}, got {rank}")
         if len(split) == 0:
             raise DataError("Loader: split: expected at least one image, got none")
-        # One ragged batch is all right for an evaluation; in training it would be another recipe than was asked for.
+        # A single smaller batch is fine for evaluation, but in training it would change the recipe.
         if batch_size > len(split) and (shuffle or drop_last):
-            raise DataError(f"Loader: batch_size: expected at most the {len(split)} images there are, got {batch_size}")
+            raise DataError(
+                f"Loader: batch_size: expected at most the number of images, {len(split)}, got {batch_size}"
+            )
         self.images, self.labels = split.images.to(device), split.labels.to(device)
         self.scale, self.shift = _normalization(mean, std, split.images.shape[1], self.images.device)
         self.batch_size, self.augmentation, self.seed = int(batch_size), augmentation, int(seed)
@@ -54,22 +57,22 @@ class Loader:
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
     def __len__(self) -> int:
-        """Batches an epoch."""
+        """The number of batches per epoch."""
         whole, rest = divmod(len(self.images), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
     def global_size(self, batch: int) -> int:
-        """Images of batch number ``batch`` over all processes; only the last may have fewer than ``batch_size``."""
+        """The number of images in batch ``batch``, over all processes; only the last may be below ``batch_size``."""
         check_integer("Loader", "batch", batch, 0)
         if batch >= len(self):
             raise ValueError(f"Loader: batch: expected 0 to {len(self) - 1}, got {batch}")
         return min(self.batch_size, len(self.images) - batch * self.batch_size)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """This process's (images, labels) of epoch ``number``, from batch ``start`` on.
+        """This process's (images, labels) of epoch ``number``, starting at batch ``start``.
 
-        Images are float32 [B, C, H, W], labels int64 [B]. Where a last, smaller batch does not feed all processes, some
-        get fewer images than others, or none.
+        Images are float32 [B, C, H, W], labels int64 [B]. In a smaller last batch, some processes may get fewer images
+        than others, or none.
         """
         check_integer("Loader", "number", number, 0)
         check_integer("Loader", "start", start, 0)
@@ -95,7 +98,7 @@ class Loader:
         return draw(count, height, width, self.augmentation.crop, source)
 
     def _slice(self, chosen: Tensor, draws: Draws | None) -> tuple[Tensor, Draws | None]:
-        """This process's part, on the device: everything travels in one copy."""
+        """This process's part, moved to the device in one copy."""
         count = len(chosen)
         own = slice(count * self.rank // self.world, count * (self.rank + 1) // self.world)
         packed = torch.stack((chosen, *(draws or ())))[:, own].to(self.images.device, non_blocking=True)
@@ -105,7 +108,7 @@ class Loader:
         moved = self.images.index_select(0, chosen)  # uint8 [B, C, H, W]
         if draws is not None:
             moved = move(moved, self.augmentation, draws)
-        # Two operations, each rounded as IEEE says: a fused one would differ between devices.
+        # Two separately rounded operations: a fused multiply-add would differ between devices.
         images = moved.to(torch.float32, memory_format=torch.contiguous_format).mul_(self.scale).add_(self.shift)
         if draws is not None and self.augmentation.cutout:
             cut_out(images, self.augmentation.cutout, draws.row, draws.column)

@@ -1,7 +1,7 @@
-"""Pickles of plain containers and numpy arrays, read without running anything that they name.
+"""A safe reader of pickles that contain plain containers and NumPy arrays; it runs no code that they name.
 
-A pickle is a program: it names functions and has them called. Here every name a file may use stands for a class of this
-module that only keeps numbers, and any other name ends the reading. Not even numpy's own code for pickles is called.
+A pickle is a program: it names functions and calls them. Here every permitted name maps to a stand-in of this module
+that only stores data, and any other name raises. Not even NumPy's own unpickling code is called.
 """
 
 import io
@@ -20,7 +20,7 @@ _NUMBERS = re.compile(r"[<>|=]?[iu][1248]")
 
 
 def read_pickle(data: bytes, where: str) -> dict[str, Any]:
-    """The dictionary in ``data``: keys as text, arrays as numpy arrays; ``where`` names the file in errors."""
+    """The dictionary in ``data``: keys as str, arrays as NumPy arrays; ``where`` names the file in errors."""
     try:
         _check_memo(data)
         found = _Reader(io.BytesIO(data), encoding="bytes").load()
@@ -28,14 +28,14 @@ def read_pickle(data: bytes, where: str) -> dict[str, Any]:
             raise TypeError(f"a {type(found).__name__} instead of a dictionary")
         return {_text(key): value.array if isinstance(value, _Array) else value for key, value in found.items()}
     except _Forbidden as error:
-        raise DataError(f"{where} is not to be trusted: it is a pickle that names {error}") from None
+        raise DataError(f"{where} is unsafe: it is a pickle that refers to {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way
         reason = str(error).partition("\n")[0]
-        raise DataError(f"{where} is corrupt or cut off ({type(error).__name__}: {reason})") from error
+        raise DataError(f"{where} is corrupt or truncated ({type(error).__name__}: {reason})") from error
 
 
 def _check_memo(data: bytes) -> None:
-    """One damaged byte can make Python fill gigabytes for a table of remembered objects; a real one has a few."""
+    """Reject huge memo indices: one damaged byte can make Python allocate gigabytes for its memo table."""
     for opcode, argument, _ in pickletools.genops(data):
         if opcode.name.endswith("PUT") and argument is not None and argument > len(data):
             raise ValueError(f"object number {argument}")
@@ -50,7 +50,7 @@ def _text(value: Any) -> str:
 
 
 class _Dtype:
-    """Stands for numpy.dtype: the code of an integer type."""
+    """Stand-in for numpy.dtype: the code of an integer type."""
 
     __slots__ = ("code",)
 
@@ -67,7 +67,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands for numpy.ndarray: made empty, then filled from bytes."""
+    """Stand-in for numpy.ndarray: created empty, then filled from bytes."""
 
     __slots__ = ("array",)
     array: NDArray[Any]
@@ -94,7 +94,7 @@ class _Reader(pickle.Unpickler):
 
 
 def _stand_ins() -> dict[tuple[str, str], Any]:
-    """Made anew for each name: what a file does to one of them does not outlive it."""
+    """Created for each lookup, so that a file cannot change them for the next one."""
 
     def reconstruct(kind: Any, shape: Any, code: Any) -> _Array:
         return _Array()

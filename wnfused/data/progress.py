@@ -1,15 +1,15 @@
-"""Progress of a download: rich's bar on a terminal, a plain line for every tenth elsewhere."""
+"""Progress of a download: rich's bar on a terminal, a plain line for every 10% elsewhere."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Advance = Callable[[int], None]  # takes the number of bytes that are there by now
+Advance = Callable[[int], None]  # takes the number of bytes received so far
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Advance]:
-    """Shows ``title`` on stderr while it lasts."""
+    """Show progress under ``title`` on stderr while the context is active."""
     if not sys.stderr.isatty():
         yield _lines(title, total)
         return

@@ -1,6 +1,6 @@
-"""Where the data sets come from: addresses, sizes and SHA-256 of the files that are downloaded. Facts only.
+"""Where the data sets come from: addresses, sizes and SHA-256 of the downloaded files.
 
-docs/data.md says where these were looked up.
+docs/data.md gives the sources of these facts.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Source:
-    """One file: the folders on the web that hold it, tried in turn, and what it must be."""
+    """One file: the web folders that provide it, tried in turn, and its expected size and checksum."""
 
     file: str
     folders: tuple[str, ...]  # each ends in /
@@ -23,7 +23,7 @@ IDX_FILES = (
     "t10k-labels-idx1-ubyte",
 )
 
-# The first is MNIST's home, which often refuses; the others are the copies torchvision and TensorFlow download from.
+# The first is MNIST's home page, which often refuses; torchvision and TensorFlow download from the others.
 _MNIST = (
     "http://yann.lecun.com/exdb/mnist/",
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -42,7 +42,7 @@ def _idx(folders: tuple[str, ...], facts: tuple[tuple[int, str], ...]) -> tuple[
     )
 
 
-# CIFAR is downloaded in its binary form: there is nothing to unpickle in it.
+# CIFAR is downloaded in its binary form, which needs no unpickling.
 SOURCES = {
     "mnist": _idx(
         _MNIST,

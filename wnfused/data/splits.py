@@ -1,17 +1,18 @@
-"""What a data set is in memory: images as bytes, labels, and the seeded cut into training and validation."""
+"""A data set in memory: images as bytes, labels, and the seeded split into training and validation."""
 
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from wnfused.data.seeds import generator
 
 
 class DataError(ValueError):
-    """Data that is missing, corrupt or too small; the message says what, where it comes from and how to get it."""
+    """Data is missing, corrupt or too small; the message says what is wrong and how to get the data."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set: what to train on, what to test on, and the statistics its pixels (0 to 1) are normalized by."""
+    """A data set: training and test splits, and the mean and std that normalize its pixels (0 to 1)."""
 
     name: str
     train: Split
@@ -46,7 +47,7 @@ class Dataset:
 
 
 def check_integer(where: str, name: str, value: Any, least: int | None = None) -> None:
-    """An int, at least ``least``; True and False are none."""
+    """Check for an int of at least ``least``; bool is not accepted."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{where}: {name}: expected an int, got {value!r}")
     if least is not None and value < least:
@@ -54,9 +55,9 @@ def check_integer(where: str, name: str, value: Any, least: int | None = None) -
 
 
 def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Cut ``fraction`` of the images off for validation: (training, validation).
+    """Hold out ``fraction`` of the images for validation: (training, validation).
 
-    Which images is a function of ``seed`` and the number of images alone; both parts keep the order of ``split``.
+    The choice depends only on ``seed`` and the number of images; both parts keep the order of ``split``.
     """
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ValueError(f"hold_out: fraction: expected a number between 0 and 1, got {fraction!r}")
@@ -73,9 +74,28 @@ def _take(split: Split, chosen: Tensor) -> Split:
     return Split(split.images[chosen], split.labels[chosen])
 
 
+def first(split: Split, count: int) -> Split:
+    """The first ``count`` images."""
+    check_integer("first", "count", count, 1)
+    if count > len(split):
+        raise DataError(f"first: count: expected at most {len(split)}, the number of images, got {count}")
+    return Split(split.images[:count], split.labels[:count])
+
+
+def shrunk(split: Split, size: int) -> Split:
+    """Images of ``size`` × ``size`` pixels, each the average of the pixels that it stands for."""
+    check_integer("shrunk", "size", size, 1)
+    height, width = split.images.shape[2:]
+    if height % size or width % size:
+        raise DataError(f"shrunk: size: expected a divisor of the images' {height} × {width} pixels, got {size}")
+    blocks = (height // size, width // size)
+    parts = [F.avg_pool2d(part.float(), blocks).round().byte() for part in torch.split(split.images, 4096)]
+    return Split(torch.cat(parts), split.labels)
+
+
 def check_labels(labels: Tensor, classes: int, where: object) -> None:
-    """Labels as they were read from the file ``where``."""
+    """Check labels that were read from the file ``where``."""
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         wrong = low if low < 0 else high
-        raise DataError(f"{where} is corrupt: it has the label {wrong}, expected 0 to {classes - 1}")
+        raise DataError(f"{where} is corrupt: expected labels 0 to {classes - 1}, got {wrong}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from wnfused.diagnostics.signal import signal_report
 from wnfused.init.explain import explain
-from wnfused.init.normalized import Layer, find_layers
+from wnfused.init.layers import Layer, find_layers
 from wnfused.nn.base import WeightNormalized
 from wnfused.ops.reference import row_norms
 from wnfused.surgery.convert import plan_of_convert

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.init.normalized import listed
+from wnfused.init.layers import listed
 from wnfused.surgery import torch_norms
 from wnfused.unchanged import unchanged
 

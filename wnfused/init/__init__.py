@@ -1,11 +1,12 @@
 """Initialization of weight-normalized networks: the scheme of Arpit, Campos & Bengio (2019) and its baselines."""
 
-from wnfused.init.baselines import he_, torch_default_
+from wnfused.init.baselines import he_, norm_gain_, torch_default_
 from wnfused.init.data_dependent import data_dependent_
 from wnfused.init.explain import explain
 from wnfused.init.gains import gain
 from wnfused.init.graph import RolesUnknown
 from wnfused.init.hanin import hanin_
+from wnfused.init.padding import padding_factor
 from wnfused.init.robust import robust_, robust_layer_
 from wnfused.init.roles import Role, infer_roles
 
@@ -18,6 +19,8 @@ __all__ = [
     "hanin_",
     "he_",
     "infer_roles",
+    "norm_gain_",
+    "padding_factor",
     "robust_",
     "robust_layer_",
     "torch_default_",

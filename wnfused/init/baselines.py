@@ -1,12 +1,12 @@
-"""Initializations that need neither roles nor data, to compare with: He with g = 1, and torch's default."""
+"""Baselines that need neither roles nor data: He with g = 1, g = ‖v‖ (the paper's baseline) and torch's default."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from wnfused.init.directions import check_generator, normal, source
-from wnfused.init.normalized import Layer, Values, layers_of, write
+from wnfused.init.directions import check_distribution, check_generator, draw, normal, source
+from wnfused.init.layers import Layer, Values, layers_of, write
 from wnfused.nn.base import gain_of
 
 
@@ -16,6 +16,27 @@ def he_(model: nn.Module, *, generator: torch.Generator | None = None) -> None:
     check_generator("he_", generator)
     stds = [math.sqrt(2 / layer.matrix_shape[-1]) for layer in layers]
     write([(layer, Values(g=1.0, v=normal(layer, std, generator))) for layer, std in zip(layers, stds, strict=True)])
+
+
+def norm_gain_(model: nn.Module, directions: str = "orthogonal", *, generator: torch.Generator | None = None) -> None:
+    """What the paper calls PyTorch's default: orthogonal or He weights, b = 0, and g = ‖v‖ so that w = v.
+
+    ``directions="he"`` draws v from N(0, 2/fan_in). The authors never train torch's own uniform weights, which are
+    about 1/√6 of He's scale and behave very differently: those are ``torch_default_``.
+    """
+    layers = layers_of("norm_gain_", model)
+    check_distribution("norm_gain_", directions, argument="directions")
+    check_generator("norm_gain_", generator)
+    write([(layer, _norm_gain(layer, directions, generator)) for layer in layers])
+
+
+def _norm_gain(layer: Layer, directions: str, generator: torch.Generator | None) -> Values:
+    if directions == "he":
+        v = normal(layer, math.sqrt(2 / layer.matrix_shape[-1]), generator)
+    else:
+        v = draw(layer, "orthogonal", generator)
+    v = v.to(layer.v.dtype)
+    return Values(g=gain_of(v, layer.dim, layer.eps), v=v)
 
 
 def torch_default_(model: nn.Module, *, generator: torch.Generator | None = None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from wnfused.init.directions import check_distribution, check_generator, draw
-from wnfused.init.normalized import Layer, Values, layers_of, listed, write
+from wnfused.init.layers import Layer, Values, layers_of, listed, write
 from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.nn.base import WeightNormalized, gain_of
 from wnfused.ops.backends import BackendUnavailable

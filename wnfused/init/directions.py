@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wnfused.init.normalized import Layer
+from wnfused.init.layers import Layer
 
 DISTRIBUTIONS = ("orthogonal", "he")
 
 
-def check_distribution(where: str, distribution: Any) -> None:
+def check_distribution(where: str, distribution: Any, argument: str = "distribution") -> None:
     if distribution not in DISTRIBUTIONS:
         options = ", ".join(map(repr, DISTRIBUTIONS))
-        raise ValueError(f"{where}: distribution: expected one of {options}, got {distribution!r}")
+        raise ValueError(f"{where}: {argument}: expected one of {options}, got {distribution!r}")
 
 
 def check_generator(where: str, generator: Any) -> None:

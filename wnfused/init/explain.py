@@ -6,39 +6,51 @@ from typing import Any, TextIO
 from torch import nn
 
 from wnfused.init.gains import fans, gain_parameter
-from wnfused.init.normalized import Layer, layers_of
+from wnfused.init.layers import Layer, layers_of
+from wnfused.init.padding import check_padding, padding_factors
 from wnfused.init.robust import Roles, gamma_of, roles_of
 
-COLUMNS = ("layer", "role", "why", "fan_in", "fan_out", "γ", "g")
+COLUMNS = ("layer", "role", "why", "fan_in", "fan_out", "γ", "padding", "g")
 NUMBERS = COLUMNS[3:]
 
 
 def explain(
-    model: nn.Module, example_input: Any = None, *, roles: Roles | None = None, file: TextIO | None = None
+    model: nn.Module,
+    example_input: Any = None,
+    *,
+    roles: Roles | None = None,
+    padding: str = "ignored",
+    file: TextIO | None = None,
 ) -> str:
     """Print and return what ``robust_`` would do: each layer's role, the evidence for it, its fans, γ and gain.
 
-    The arguments are those of ``robust_``; ``file`` is where the table goes, standard output by default.
+    The arguments are those of ``robust_``; with ``padding="aware"`` a column shows the factor that g is divided by.
+    ``file`` is where the table goes, standard output by default.
     """
     layers = {layer.name: layer for layer in layers_of("explain", model)}
+    check_padding("explain", padding, example_input)
     found = roles_of("explain", model, example_input, roles, list(layers.values()))
-    text = _table([_row(layers[name], role) for name, role in found.items()])
+    factors = padding_factors("explain", model, example_input, list(layers.values()), padding)
+    rows = [_row(layers[name], role, factors[name]) for name, role in found.items()]
+    text = _table(rows, [name for name in COLUMNS if padding == "aware" or name != "padding"])
     (sys.stdout if file is None else file).write(text + "\n")
     return text
 
 
-def _row(layer: Layer, role: Any) -> tuple[str, ...]:
+def _row(layer: Layer, role: Any, factor: float) -> dict[str, str]:
     gamma = gamma_of("explain", layer.name, role)
     fan_in, fan_out = fans(layer)
     kind, why = getattr(role, "kind", "given"), getattr(role, "why", "given in roles=")
-    gain = gain_parameter(layer, gamma, "forward")
-    return layer.name or "(the model)", kind, why, str(fan_in), str(fan_out), f"{gamma:.4g}", f"{gain:.4g}"
+    numbers = f"{gamma:.4g}", f"{factor:.4g}", f"{gain_parameter(layer, gamma, 'forward') / factor:.4g}"
+    cells = (layer.name or "(the model)", kind, why, str(fan_in), str(fan_out), *numbers)
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+def _table(rows: list[dict[str, str]], columns: list[str]) -> str:
+    texts = [[row[name] for name in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     lines = []
-    for row in (COLUMNS, tuple("-" * width for width in widths), *rows):
-        cells = zip(COLUMNS, row, widths, strict=True)
+    for row in (columns, ["-" * width for width in widths], *texts):
+        cells = zip(columns, row, widths, strict=True)
         lines.append("  ".join(c.rjust(w) if name in NUMBERS else c.ljust(w) for name, c, w in cells).rstrip())
     return "\n".join(lines)

@@ -16,7 +16,7 @@ import math
 from numbers import Real
 from typing import Any
 
-from wnfused.init.normalized import Layer
+from wnfused.init.layers import Layer
 
 VARIANTS = ("forward", "backward")
 

@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from wnfused.init import graph_ops
 from wnfused.init.activations import Activation, activation_of_call
-from wnfused.init.normalized import normalized_modules
+from wnfused.init.layers import normalized_modules
 from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.ops.backends import BackendUnavailable
 from wnfused.unchanged import unchanged
@@ -93,7 +93,7 @@ def record(model: nn.Module, example_input: Any) -> Graph:
             module.training = False
         recorder.begin((args, kwargs))
         try:
-            with recorder, _uncompiled():
+            with recorder, uncompiled():
                 result = model(*args, **kwargs)
         except BackendUnavailable:
             raise
@@ -104,7 +104,7 @@ def record(model: nn.Module, example_input: Any) -> Graph:
     return recorder.graph
 
 
-def _uncompiled() -> AbstractContextManager[Any]:
+def uncompiled() -> AbstractContextManager[Any]:
     """Compiled parts of the model run as they were written. (torch's compiler is not imported just for that.)"""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 

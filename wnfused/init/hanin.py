@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from wnfused.init.directions import check_generator
-from wnfused.init.normalized import layers_of, write
+from wnfused.init.layers import Layer, Values, layers_of, write
 from wnfused.init.robust import Roles, gamma_of, robust_values, roles_of
 
 DECAY = 0.9
@@ -19,21 +19,29 @@ def hanin_(
     roles: Roles | None = None,
     generator: torch.Generator | None = None,
 ) -> None:
-    """As ``robust_``, but the last layer of a stage's block b has g = 0.9^b · √(fan_in / fan_out), b = 1, 2, ….
+    """As ``robust_``, but the last layer of a stage's block b has g = 0.9^b, b = 1, 2, …, whatever its fans are.
 
-    The factor 0.9^b stands where ``robust_`` has 1/√B, as in the paper and its authors' code; b starts anew in each
-    stage. (With both factors the branches would be smaller than ``robust_`` makes them, and the scheme no longer the
-    one that the paper found hard to train.) ``roles`` must be ``Role`` objects here: kind "residual_end" marks the
-    layers, ``block`` says which b they have. Roles without ``block`` must come in the order in which the model runs;
-    then γ = 1/B says how many blocks in a row make the stage.
+    This is the paper's formula, literally. For basic blocks, whose last layer has as many inputs as outputs, 0.9^b
+    stands where ``robust_`` has 1/√B; the last layer of a bottleneck widens by a factor of 4, so its branch carries
+    twice the norm that √(fan_in / fan_out) would give it. The authors' code multiplies instead, which for basic blocks
+    is the same; it has no bottlenecks. b starts anew in each stage. ``roles`` must be ``Role`` objects here: kind
+    "residual_end" marks the layers, ``block`` says which b they have. Roles without ``block`` must come in the order in
+    which the model runs; then γ = 1/B says how many blocks in a row make the stage.
     """
     layers = layers_of("hanin_", model)
     check_generator("hanin_", generator)
     found = roles_of("hanin_", model, example_input, roles, layers)
     gammas = {layer.name: gamma_of("hanin_", layer.name, found[layer.name]) for layer in layers}
-    gammas |= {name: DECAY ** (2 * block) for name, block in _blocks(found, gammas).items()}
-    plan = [(layer, robust_values(layer, gammas[layer.name], "forward", "orthogonal", generator)) for layer in layers]
+    blocks = _blocks(found, gammas)
+    plan = [(layer, _values(layer, gammas[layer.name], blocks.get(layer.name), generator)) for layer in layers]
     write(plan)
+
+
+def _values(layer: Layer, gamma: float, block: int | None, generator: torch.Generator | None) -> Values:
+    """``block`` is None except at the end of a residual branch."""
+    if block is None:
+        return robust_values(layer, gamma, "forward", "orthogonal", generator)
+    return robust_values(layer, DECAY ** (2 * block), "backward", "orthogonal", generator)  # g = √γ, without the fans
 
 
 def _blocks(roles: Roles, gammas: dict[str, float]) -> dict[str, int]:

@@ -8,7 +8,8 @@ from torch import nn
 
 from wnfused.init.directions import check_distribution, check_generator, draw
 from wnfused.init.gains import check_gamma, check_variant, gain_parameter
-from wnfused.init.normalized import Layer, Values, layer_of, layers_of, listed, write
+from wnfused.init.layers import Layer, Values, layer_of, layers_of, listed, write
+from wnfused.init.padding import check_padding, padding_factors
 
 if TYPE_CHECKING:
     from wnfused.init.roles import Role
@@ -45,28 +46,37 @@ def robust_(
     roles: Roles | None = None,
     variant: str = "forward",
     distribution: str = "orthogonal",
+    padding: str = "ignored",
     generator: torch.Generator | None = None,
 ) -> None:
     """Initialize every weight-normalized layer of a model by ``robust_layer_``, with the γ of its role.
 
     ``roles`` names the γ of each layer, or its ``Role``; without it ``infer_roles(model, example_input)`` finds them.
-    Other layers (a plain last layer, batch norms) are left alone.
+    Other layers (a plain last layer, batch norms) are left alone. ``padding="aware"``, which the paper does not have,
+    divides the gain of each convolution by its ``padding_factor`` on the maps that ``example_input`` gives it.
     """
     layers = layers_of("robust_", model)
     _check("robust_", variant, distribution, generator)
+    check_padding("robust_", padding, example_input)
     found = roles_of("robust_", model, example_input, roles, layers)
     gammas = [gamma_of("robust_", layer.name, found[layer.name]) for layer in layers]
+    factors = padding_factors("robust_", model, example_input, layers, padding)
     plan = [
-        (layer, robust_values(layer, gamma, variant, distribution, generator))
+        (layer, robust_values(layer, gamma, variant, distribution, generator, factors[layer.name]))
         for layer, gamma in zip(layers, gammas, strict=True)
     ]
     write(plan)
 
 
 def robust_values(
-    layer: Layer, gamma: float, variant: str, distribution: str, generator: torch.Generator | None
+    layer: Layer,
+    gamma: float,
+    variant: str,
+    distribution: str,
+    generator: torch.Generator | None,
+    padding_factor: float = 1.0,
 ) -> Values:
-    return Values(g=gain_parameter(layer, gamma, variant), v=draw(layer, distribution, generator))
+    return Values(g=gain_parameter(layer, gamma, variant) / padding_factor, v=draw(layer, distribution, generator))
 
 
 def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | None, layers: list[Layer]) -> Roles:
@@ -81,7 +91,7 @@ def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | No
         raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
     names = {layer.name for layer in layers}
     if unknown := [name for name in roles if name not in names]:
-        raise ValueError(f"{where}: roles: {listed(unknown)}: no weight-normalized layer of the model is called so")
+        raise ValueError(f"{where}: roles: the model has no weight-normalized layer named {listed(unknown)}")
     if missing := [layer.name for layer in layers if layer.name not in roles]:
         raise ValueError(
             f"{where}: roles: expected a role for every weight-normalized layer, none for {listed(missing)}"

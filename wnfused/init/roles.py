@@ -25,7 +25,7 @@ from wnfused.init import graph_ops
 from wnfused.init.activations import RELU, Activation, gamma_at_branch_end
 from wnfused.init.graph import Graph, Node, RolesUnknown, record
 from wnfused.init.graph_residuals import Block, residual_blocks
-from wnfused.init.normalized import listed, normalized_modules
+from wnfused.init.layers import listed, normalized_modules
 
 __all__ = ["Role", "RolesUnknown", "infer_roles"]
 

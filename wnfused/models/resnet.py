@@ -13,7 +13,8 @@ class ResNet(nn.Module):
     """Stem, three stages of n blocks at widths 16, 32 and 64, global average pooling, a linear layer.
 
     Basic blocks (3×3, 3×3) give depth 6n + 2, bottlenecks (1×1, 3×3, 1×1, four times as many channels out) 9n + 2.
-    ``bottleneck=None`` takes them from depth 164 on, as the literature does.
+    ``bottleneck=None`` follows the literature: bottlenecks from depth 164 on, unless the depth fits basic blocks only
+    (ResNet-1202).
 
     This is the paper's network: that of He et al. (2016) with conv → ReLU → conv blocks, no ReLU after the sum, 1×1
     convolutions with the block's stride as shortcuts where the shape changes, biases in the convolutions.
@@ -37,7 +38,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         if bottleneck is None:
-            bottleneck = checks.is_integer(depth) and depth >= 164
+            bottleneck = checks.is_integer(depth) and depth >= 164 and ((depth - 2) % 9 == 0 or (depth - 2) % 6 != 0)
         layers, form = (9, "9n + 2 (bottlenecks)") if bottleneck else (6, "6n + 2 (basic blocks)")
         if not checks.is_integer(depth) or depth < layers + 2 or (depth - 2) % layers:
             raise ValueError(f"ResNet: depth: expected {form} with n >= 1, got {depth!r}")

@@ -16,7 +16,8 @@ class WRN(nn.Module):
     convolutions as shortcuts where the shape changes, biases in the convolutions. Where they part: the paper's stem
     has 16k channels, the authors' code and Zagoruyko & Komodakis (2016) have 16 and a shortcut in the first stage.
     Following the code, where the paper is silent, the last layer is a plain ``nn.Linear`` in torch's default
-    initialization.
+    initialization. ``stem_stride=2`` halves the resolution everywhere: the code does so to fit very deep networks
+    into memory.
 
     ``norm="batch"`` puts a batch norm in the place of each weight norm, so that nothing else differs; Zagoruyko &
     Komodakis and the authors' code for batch norm are pre-activation networks (the code applies a block's first
@@ -32,14 +33,16 @@ class WRN(nn.Module):
         classes: int = 10,
         in_channels: int = 3,
         norm: Norm = "weight",
+        stem_stride: int = 1,
     ) -> None:
         super().__init__()
         blocks = _blocks(depth, blocks)
         check_count("WRN", "k", k)
         check_count("WRN", "classes", classes)
         check_count("WRN", "in_channels", in_channels)
+        check_count("WRN", "stem_stride", stem_stride)
         check_norm("WRN", norm)
-        self.stem = conv(norm, in_channels, 16 * k, 3)
+        self.stem = conv(norm, in_channels, 16 * k, 3, stride=stem_stride)
         self.stages = nn.Sequential(
             stage(norm, blocks, 16 * k, 16 * k, stride=1),
             stage(norm, blocks, 16 * k, 32 * k, stride=2),

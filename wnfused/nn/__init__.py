@@ -1,4 +1,4 @@
-"""The weight-normalized layers, their base class, and weights that are frozen or prepared for a whole model."""
+"""The weight-normalized layers, their base class, and two whole-model contexts: frozen weights, precomputed norms."""
 
 from wnfused.nn.base import WeightNormalized
 from wnfused.nn.frozen import frozen

@@ -1,4 +1,4 @@
-"""What all weight-normalized layers share: their parameters, the ``weight`` they stand for, and what they load from."""
+"""What all weight-normalized layers share: parameters, the computed ``weight``, and loading of state dicts."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from wnfused.ops.reference import gain_shape, opmath, row_norms
 if TYPE_CHECKING:
     from wnfused.nn.frozen import FrozenWeight
 
-# How torch's two weight norms name gain and direction in a state dict. The layers' own names are those of "hook".
+# How torch's two weight norms name gain and direction in a state dict. The layers here use the names of "hook".
 SPELLINGS = {
     "hook": ("weight_g", "weight_v"),
     "parametrizations": ("parametrizations.weight.original0", "parametrizations.weight.original1"),
@@ -22,9 +22,9 @@ SPELLINGS = {
 
 
 def gain_of(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
-    """The gain with which the normalized weight is v itself: its norms, exactly as torch's weight norm takes them.
+    """The gain that makes the normalized weight equal v: the norms of v, bitwise as torch's weight norm computes them.
 
-    Where the squares overflow or vanish, which torch's norms do not survive, they are the operators' own.
+    Where the squares overflow or underflow, torch's norms are wrong, and the operators' own norms replace them.
     """
     v = v.detach()
     if v.numel() == 0:
@@ -37,24 +37,24 @@ def gain_of(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
 
 
 class WeightNormalized(nn.Module):
-    """Base of the layers: the ``torch.nn`` layer ``twin`` whose weight is made of ``weight_g`` and ``weight_v``.
+    """Base class of the layers: the ``torch.nn`` layer ``twin`` with a weight computed from gain and direction.
 
-    Like torch's own parametrized layers, each layer is a subclass of its twin: code that finds ``nn.Conv1d`` by
-    ``isinstance``, or reads and sets its ``kernel_size`` or ``padding``, works on. Parameters come in the order both of
-    torch's weight norms have them in (bias, gain, direction), so optimizer states fit as well.
+    Like torch's own parametrized layers, each layer is a subclass of its twin, so code that checks
+    ``isinstance(m, nn.Conv1d)``, or that reads or sets ``kernel_size`` or ``padding``, keeps working. Parameters are
+    registered in the order of both of torch's weight norms (bias, gain, direction), so optimizer states fit as well.
     """
 
     twin: ClassVar[type[nn.Module]]
     weight_g: nn.Parameter
     weight_v: nn.Parameter
-    bias: Any  # a Parameter or None; torch declares it differently from twin to twin
+    bias: Any  # a Parameter or None; torch's declarations differ between twins
     activation: str | None
     dim: int | None
     eps: float
     _frozen: "FrozenWeight | None" = None  # set by wnfused.frozen, and only while it is active
 
     def _take_over(self, plain: nn.Module, activation: str | None, dim: int | None, eps: float) -> None:
-        """Become the freshly built twin ``plain``: its geometry, its random numbers, its defaults."""
+        """Take over the state of the newly built twin ``plain``: its geometry, random weights and defaults."""
         where = type(self).__name__
         v = plain._parameters.pop("weight")
         assert v is not None
@@ -86,23 +86,23 @@ class WeightNormalized(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The normalized weight, computed anew from ``weight_g`` and ``weight_v`` and differentiable in both."""
+        """The normalized weight, computed on each access from ``weight_g`` and ``weight_v``; differentiable in both."""
         return functional.weight_norm(self.weight_v, self.weight_g, self.dim, self.eps)
 
     @weight.setter
     def weight(self, value: Any) -> None:
         raise AttributeError(
-            f"{type(self).__name__}: weight is computed from weight_g and weight_v and cannot be set: set those, "
-            "or wnfused.fold the layer first"
+            f"{type(self).__name__}: weight: it is computed from weight_g and weight_v and cannot be set; set those, "
+            "or call wnfused.fold on the layer first"
         )
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        if name == "weight":  # nn.Module assigns parameters past the property's setter
+        if name == "weight":  # nn.Module's assignment of parameters bypasses the property's setter
             object.__setattr__(self, name, param)
         super().register_parameter(name, param)
 
     def reset_parameters(self) -> None:
-        """torch's default initialization of direction and bias, and the gain that makes the direction the weight."""
+        """Reset direction and bias to torch's default, and the gain to the direction's norms."""
         self.twin.reset_parameters(SimpleNamespace(weight=self.weight_v, bias=self.bias))  # type: ignore[attr-defined]
         with torch.no_grad():
             self.weight_g.copy_(gain_of(self.weight_v, self.dim, self.eps))
@@ -117,21 +117,21 @@ class WeightNormalized(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        """Also read the parametrizations' spelling, and a plain weight as a direction with its norms as gain."""
+        """Also accept the keys of torch's parametrization, and a plain weight (its norms become the gain)."""
         g_key, v_key = (prefix + name for name in SPELLINGS["hook"])
         for name, key in zip(SPELLINGS["parametrizations"], (g_key, v_key), strict=True):
             if prefix + name in state_dict and key not in state_dict:
                 state_dict[key] = state_dict.pop(prefix + name)
         if prefix + "weight" in state_dict and g_key not in state_dict and v_key not in state_dict:
             v = state_dict[v_key] = state_dict.pop(prefix + "weight")
-            if isinstance(v, Tensor) and v.shape == self.weight_v.shape:  # otherwise torch reports what does not fit
+            if isinstance(v, Tensor) and v.shape == self.weight_v.shape:  # otherwise torch reports the mismatch
                 assign = local_metadata.get("assign_to_params_buffers", False)
                 state_dict[g_key] = gain_of(v if assign else v.to(self.weight_v.dtype), self.dim, self.eps)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightNormalized":
         if self._frozen is not None:
-            self._frozen.forget()  # .to() and .half() replace a parameter's data without a trace in its version
+            self._frozen.forget()  # .to() and .half() replace a parameter's data without incrementing its version
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,9 +147,9 @@ def become(
     eps: float = 0.0,
     activation: str | None = None,
 ) -> None:
-    """Turn ``module``, a twin of ``kind`` whose ``weight`` is out of the way, into ``kind`` with these parameters.
+    """Turn ``module``, a ``kind.twin`` whose ``weight`` was removed, into a ``kind`` with these parameters.
 
-    The object stays the same one, and with it whatever refers to it: parents, ties, hooks, the user's own attributes.
+    The object's identity is kept, so parents, ties, hooks and the user's own attributes stay valid.
     """
     module.__class__ = kind
     module.activation, module.dim, module.eps = activation, dim, eps  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""``frozen``: the folded weights are kept between calls while nobody changes the parameters."""
+"""``frozen``: a context that caches the folded weights between calls until a parameter changes."""
 
 import threading
 from contextlib import ContextDecorator
@@ -15,12 +15,12 @@ _lock = threading.Lock()
 
 
 class FrozenWeight:
-    """The folded weight of one frozen layer, and the state of the parameters it was folded from."""
+    """The folded weight of one frozen layer, and the versions of the parameters it was computed from."""
 
     __slots__ = ("depth", "g", "g_address", "g_version", "v", "v_address", "v_version", "weight")
 
     def __init__(self) -> None:
-        self.depth = 0  # how many active contexts hold the layer
+        self.depth = 0  # number of active contexts that contain the layer
         self.forget()
 
     def forget(self) -> None:
@@ -29,10 +29,10 @@ class FrozenWeight:
         self.weight: Tensor | None = None
 
     def weight_and_bias(self, layer: WeightNormalized) -> tuple[Tensor, Tensor | None] | None:
-        """What the plain layer would compute with, folded again if something changed; None to compute as usual.
+        """The plain layer's weight and bias, folded again after a change; None to compute as usual.
 
-        That is where gradients of the parameters are wanted, and under ``torch.compile``, whose graph would keep the
-        folded weight for longer than the context lasts. This runs on every call of every layer: keep it short.
+        It is None where the parameters need gradients, and under ``torch.compile``, whose graph would hold the folded
+        weight after the context has ended. This runs on every call of every layer: keep it short.
         """
         if torch.compiler.is_compiling():
             return None
@@ -47,7 +47,7 @@ class FrozenWeight:
             or g is not self.g
             or v._version != self.v_version
             or g._version != self.g_version
-            or v.data_ptr() != self.v_address  # `parameter.data = ...` leaves the version as it is
+            or v.data_ptr() != self.v_address  # `parameter.data = ...` does not increment the version
             or g.data_ptr() != self.g_address
         ):
             weight = self._fold(layer, v, g)
@@ -55,25 +55,25 @@ class FrozenWeight:
                 return None
         try:
             return weight, parameters["bias"]
-        except KeyError:  # pruned: a plain attribute
+        except KeyError:  # pruned: the bias is a plain attribute
             return weight, layer.bias
 
     def _needs_gradient(self, v: Tensor | None, g: Tensor | None) -> bool:
         if v is None or g is None or v.requires_grad or g.requires_grad:
             return True
         if self.weight is not None and self.weight.requires_grad:
-            self.forget()  # folded when they did: as it is, it would collect a gradient of its own
+            self.forget()  # folded while they required one: it would accumulate a gradient of its own
         return False
 
     def _fold(self, layer: WeightNormalized, v: Tensor | None, g: Tensor | None) -> Tensor | None:
         self.forget()
         if not isinstance(v, nn.Parameter) or not isinstance(g, nn.Parameter):
-            return None  # what torch.func or pruning put in their place may change without notice
+            return None  # tensors put there by torch.func or pruning may change undetected
         if v.is_inference() or g.is_inference():
-            return None  # these have no version
+            return None  # inference tensors have no version
         with torch.inference_mode(False), torch.no_grad():  # autograd cannot save an inference tensor for x's gradient
             weight = functional.weight_norm(v, g, layer.dim, layer.eps)
-        # Autocast keeps the 16-bit copies only of leaves that require a gradient, as the plain layer's weight does.
+        # Autocast caches 16-bit copies only of leaves that require a gradient, as the plain layer's weight does.
         weight.requires_grad_(v.requires_grad or g.requires_grad)
         self.g, self.g_version, self.g_address = g, g._version, g.data_ptr()
         self.v, self.v_version, self.v_address = v, v._version, v.data_ptr()
@@ -82,20 +82,20 @@ class FrozenWeight:
 
 
 class frozen(ContextDecorator):  # noqa: N801 - reads as a function: `with wnfused.frozen(model):`
-    """A context in which the parameters of ``model`` are promised not to change: validation, rollouts, serving.
+    """A context for running ``model`` while its parameters do not change: validation, rollouts, serving.
 
-    Its weight-normalized layers fold their weight at the first call and then run at the price of the plain layer.
-    Nothing outlives the context, and nothing is cached outside it. Contexts may be nested and share layers.
+    The weight-normalized layers fold their weight at the first call and then cost as much as the plain layer.
+    The folded weights are dropped when the context ends. Contexts may be nested and share layers.
 
-    Where gradients are enabled and a layer's ``weight_g`` or ``weight_v`` requires one, that layer computes as usual,
-    so wrap inference in ``torch.no_grad()`` as well. An optimizer step, ``load_state_dict``, ``.to()`` and any other
-    write that PyTorch counts makes the layer fold again; only writes into ``parameter.data`` go unseen.
+    A layer whose ``weight_g`` or ``weight_v`` requires a gradient computes as usual while gradients are enabled, so
+    use ``torch.no_grad()`` as well. An optimizer step, ``load_state_dict``, ``.to()`` and any other write that
+    increments a parameter's version makes the layer fold again; only writes into ``parameter.data`` go undetected.
     """
 
     def __init__(self, model: nn.Module) -> None:
         checks.module("frozen", model)
         self._model = model
-        self._held: list[list[WeightNormalized]] = []  # one entry for each time this context was entered
+        self._held: list[list[WeightNormalized]] = []  # the layers, once for each time the context was entered
 
     def __enter__(self) -> nn.Module:
         layers = [module for module in self._model.modules() if isinstance(module, WeightNormalized)]
@@ -113,7 +113,7 @@ class frozen(ContextDecorator):  # noqa: N801 - reads as a function: `with wnfus
         with _lock:
             for layer in self._held.pop():
                 state = layer.__dict__.get("_frozen")
-                if state is None:  # folded meanwhile: the object is no layer of ours any more
+                if state is None:  # wnfused.fold ran inside the context: a plain torch.nn layer now
                     continue
                 state.depth -= 1
                 if state.depth == 0:

@@ -1,9 +1,9 @@
 """The layers: weight-normalized twins of ``torch.nn.Linear``, ``ConvNd`` and ``ConvTransposeNd``.
 
-They take the arguments of their twins and three more, by keyword: ``activation`` (``None`` or ``"relu"``, fused),
+They take the arguments of their twins and three keyword arguments: ``activation`` (``None`` or ``"relu"``, fused),
 ``dim`` (the dimension that keeps its own norm, as in torch's ``weight_norm``; ``None`` for one norm over the whole
 weight) and ``eps`` (the norm is ``sqrt(sum(v**2) + eps)``). A new layer equals torch's ``weight_norm`` of a new twin
-made from the same seed: ``weight_v`` is the twin's default weight, ``weight_g`` its norms.
+built with the same seed: ``weight_v`` is the twin's default weight, ``weight_g`` its norms.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ __all__ = [
 
 Size = int | tuple[int, ...]
 
-# One node each in a torch.fx trace: their argument checks need real tensors.
+# Keep each as one node in a torch.fx trace: their argument checks need real tensors.
 torch.fx.wrap("wn_linear")
 torch.fx.wrap("wn_conv1d")
 torch.fx.wrap("wn_conv2d")
@@ -54,7 +54,7 @@ def _check_count(where: str, name: str, value: Any, least: int) -> None:
 
 
 class WNLinear(WeightNormalized, nn.Linear):
-    """``activation(x @ weight.T + bias)`` with ``weight = weight_g * weight_v / norm(weight_v)``, a norm per output."""
+    """``activation(x @ weight.T + bias)``, ``weight = weight_g * weight_v / norm(weight_v)``, one norm per output."""
 
     twin = nn.Linear
 
@@ -83,7 +83,7 @@ class WNLinear(WeightNormalized, nn.Linear):
 
 
 class _Convolution(WeightNormalized, _ConvNd):
-    """Checks that convolutions and transposed convolutions share."""
+    """Argument checks shared by convolutions and transposed convolutions."""
 
     spatial: ClassVar[int]
 
@@ -218,7 +218,7 @@ class _ConvTranspose(_Convolution, _ConvTransposeNd):
         return self._forward(input, self._extra(input, output_size))
 
     def _extra(self, input: Tensor, output_size: Sequence[int] | None) -> Sequence[int]:
-        """The output padding that gives ``output_size``, by torch's own rule."""
+        """The output padding that yields ``output_size``, computed by torch's own method."""
         if output_size is None:
             return self.output_padding
         geometry = (self.stride, self.padding, self.kernel_size, self.spatial, self.dilation)

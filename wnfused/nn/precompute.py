@@ -1,4 +1,4 @@
-"""``precompute_norms``: the row norms of all of a model's layers in one launch."""
+"""``precompute_norms``: compute the row norms of all layers of a model in one launch."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -16,14 +16,15 @@ __all__ = ["precompute_norms"]
 
 @contextmanager
 def precompute_norms(model: nn.Module) -> Iterator[int]:
-    """A block in whose forward passes the layers of ``model`` find their row norms ready, computed in one launch.
+    """A context that computes the row norms of all layers of ``model`` in one launch, for the forward passes inside it.
 
-    ``with wnfused.precompute_norms(model): loss = model(x)``, once a step. The block's value is the number of layers.
-    A weight that is changed inside the block in a way autograd sees is noticed, and its norms are computed as always.
-    A norm over more than 32768 elements is left to the layer, which shares it out among many programs. While a CUDA
-    graph is captured, all are: what it replays must not depend on norms from outside.
-    This is for the ``triton`` backend, whose large layers otherwise launch a kernel each for their norms; the others
-    find the norms while they walk the weight anyway, and nothing is computed for them.
+    Use it once per step: ``with wnfused.precompute_norms(model): loss = model(x)``. The context yields the number of
+    layers it covers. If a weight changes inside the context in a way that autograd tracks, its layer computes the norms
+    as usual. Norms over more than 32768 elements are left to the layer, which splits them across programs. Nothing is
+    precomputed during CUDA graph capture, because a replayed graph must not depend on norms from outside it.
+
+    This helps the ``triton`` backend, whose large layers otherwise launch one kernel each for their norms. The other
+    backends compute norms while they read the weight, so nothing is precomputed for them.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"precompute_norms: model: expected an nn.Module, got {type(model).__name__}")
@@ -36,7 +37,7 @@ def precompute_norms(model: nn.Module) -> Iterator[int]:
 
 
 def _many_norms(layer: WeightNormalized) -> Any:
-    """The backend's function for the norms of many weights at once, where it has one that takes this layer's."""
+    """The backend's function for the norms of many weights at once; None if it has none that supports this layer."""
     v = layer.weight_v
     if type(v.data) is not torch.Tensor or v.device.type == "meta":  # a sharded or quantized weight
         return None

@@ -36,8 +36,14 @@ def _row_sum(t: Tensor, dim: int | None) -> Tensor:
     Rows are laid side by side first: PyTorch sums along the last dimension pairwise, across others one by one.
     """
     if dim is None:
-        return t.flatten().sum()
-    return t.movedim(dim, 0).flatten(1).sum(1).reshape(gain_shape(tuple(t.shape), dim)) if t.ndim > 1 else t
+        return _sum_of_last(t.flatten())
+    return _sum_of_last(t.movedim(dim, 0).flatten(1)).reshape(gain_shape(tuple(t.shape), dim)) if t.ndim > 1 else t
+
+
+def _sum_of_last(t: Tensor) -> Tensor:
+    """Short rows on a CPU are summed in float64: there PyTorch adds the tail of each row one by one, in float32."""
+    wide = t.device.type == "cpu" and t.dtype == torch.float32 and t.shape[-1] <= 1024
+    return t.sum(-1, dtype=torch.float64).to(t.dtype) if wide else t.sum(-1)
 
 
 def row_norms(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:

@@ -78,7 +78,9 @@ def write(page: str, path: Path, *, force: bool = False) -> Path:
         if not path.absolute().parent.is_dir():
             raise ReportError(f"cannot write {path}: its folder does not exist")
         if path.exists() and not force and not is_report(path):
-            raise ReportError(f"{path} exists and is not a report: name another file, or replace it with --force")
+            raise ReportError(
+                f"{path} exists and is not a report; choose another path or pass force=True to replace it"
+            )
         handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:

@@ -1,4 +1,4 @@
-"""Changes to whole models: to wnfused's layers and back, to plain layers, and the spellings of their state dicts."""
+"""Conversion of whole models: to wnfused's layers, back to torch's weight norm or plain layers, and state-dict keys."""
 
 from wnfused.surgery.convert import ConvertReport, apply, convert
 from wnfused.surgery.fold import fold, to_torch

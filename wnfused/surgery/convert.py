@@ -1,8 +1,8 @@
-"""Surgery into weight normalization: from torch's own weight norms (``convert``) and from plain layers (``apply``).
+"""Conversion to wnfused's layers: from torch's own weight norms (``convert``) and from plain layers (``apply``).
 
-Both look at the whole model first and touch it only when everything is decided, so an error leaves it as it was. Both
-change the layers' own objects (class and parameters) instead of replacing them: the root may itself be such a layer,
-and hooks, ties, ``training``, ``requires_grad`` and the user's attributes stay in place.
+Both inspect the whole model before they change anything, so an error leaves it unmodified. Both modify the layer
+objects (class and parameters) instead of replacing them: the root may itself be such a layer, and hooks, ties,
+``training``, ``requires_grad`` and the user's attributes are preserved.
 """
 
 from collections.abc import Callable
@@ -40,14 +40,14 @@ LAYERS: tuple[type[WeightNormalized], ...] = (
     WNConvTranspose3d,
 )
 TWINS = tuple(kind.twin for kind in LAYERS)
-# What a class body may hold without changing how the layer works once it is built.
+# Names that a subclass may define without changing how the layer works once it is built.
 _HARMLESS = {"__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
 _HARMLESS |= {"__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__constants__"}
 
 
 @dataclass
 class ConvertReport:
-    """What ``convert`` or ``apply`` did: the names of the converted layers, and for each one left alone the reason."""
+    """What ``convert`` or ``apply`` did: the names of the converted layers, and the reason for each skipped one."""
 
     converted: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -57,21 +57,21 @@ class ConvertReport:
         return len(self.converted)
 
     def __str__(self) -> str:
-        lines = [f"converted {self.count} layer{'s' * (self.count != 1)}, left {len(self.skipped)} alone"]
+        lines = [f"converted {self.count} layer{'s' * (self.count != 1)}, skipped {len(self.skipped)}"]
         lines += [f"  {name or '(the model itself)'}: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)
 
 
 def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
-    """Turn every layer under one of torch's weight norms into the wnfused layer, in place.
+    """Turn every layer under one of torch's weight norms into the corresponding wnfused layer, in place.
 
-    Outputs and gradients are the same (up to rounding), and the parameters are the very same objects in the same order,
-    so an optimizer made before goes on working and its saved states still load. ``filter(name, module)`` may keep
-    layers out. What is not converted (recurrent layers, subclasses with code of their own, a norm on another parameter
-    than ``weight``, norms combined with other parametrizations) goes on as it was; the report says why.
+    Outputs and gradients stay the same up to rounding. The parameters are the same objects in the same order, so an
+    existing optimizer keeps working and its saved states still load. Layers for which ``filter(name, module)`` is false
+    are skipped. So are layers without a counterpart: recurrent layers, subclasses with code of their own, a norm on a
+    parameter other than ``weight``, norms combined with other parametrizations. The report gives the reasons.
 
-    Afterwards torch's ``remove_weight_norm``, and model methods that call it, find nothing to remove and raise:
-    ``wnfused.fold`` takes their place.
+    Afterwards torch's ``remove_weight_norm``, and model methods that call it, find nothing to remove and raise;
+    use ``wnfused.fold`` instead.
     """
     checks.module("convert", model)
     report, plan = plan_of_convert(model, filter)
@@ -87,7 +87,7 @@ def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
 def plan_of_convert(
     model: nn.Module, filter: Filter | None = None
 ) -> tuple[ConvertReport, list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]]]:
-    """What ``convert`` would report, and what it would turn into what; nothing is changed."""
+    """The report and the list of conversions that ``convert`` would make; nothing is changed."""
     report = ConvertReport()
     plan: list[tuple[nn.Module, TorchNorm, type[WeightNormalized]]] = []
     for name, module in model.named_modules():
@@ -106,9 +106,10 @@ def plan_of_convert(
 def apply(model: nn.Module, filter: Filter | None = None, *, dim: int | None = 0, eps: float = 0.0) -> ConvertReport:
     """Weight-normalize the plain ``nn.Linear`` and (transposed) convolution layers of a model, in place.
 
-    Each layer's weight becomes its ``weight_v`` (the same parameter), and ``weight_g`` starts as its norms, so outputs
-    do not change. ``weight_g`` is new: make the optimizer afterwards. Layers under torch's weight norm are left to
-    ``convert``; subclasses, lazy layers and weights tied to another module are left alone; the report says why.
+    Each layer's weight becomes its ``weight_v`` (the same parameter), and ``weight_g`` is initialized to its norms, so
+    outputs do not change. ``weight_g`` is a new parameter: create the optimizer afterwards. Layers under torch's weight
+    norm are skipped (use ``convert``), as are subclasses, lazy layers and weights tied to another module. The report
+    gives the reasons.
     """
     checks.module("apply", model)
     checks.epsilon("apply", eps)
@@ -136,11 +137,11 @@ def apply(model: nn.Module, filter: Filter | None = None, *, dim: int | None = 0
 
 
 def _filtered(filter: Filter | None, name: str, module: nn.Module) -> str | None:
-    return None if filter is None or filter(name, module) else "left out by the filter"
+    return None if filter is None or filter(name, module) else "excluded by the filter"
 
 
 def additions(kind: type, base: type) -> list[str]:
-    """What the classes between ``kind`` and ``base`` define besides ``__init__``, whose work on a module is done."""
+    """What the classes from ``kind`` down to ``base`` define, except ``__init__``, which has already run."""
     between = kind.__mro__[: kind.__mro__.index(base)]
     return sorted({name for cls in between for name in vars(cls)} - _HARMLESS)
 
@@ -167,7 +168,7 @@ def _why_not_convert(module: nn.Module, norms: list[TorchNorm]) -> str | None:
 
 
 def _obstacle(module: nn.Module) -> str | None:
-    """What on the instance itself stands in the way."""
+    """What on the instance itself prevents a conversion."""
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance"
     taken = [name for name in ("activation", "dim", "eps") if hasattr(module, name)]
@@ -175,10 +176,10 @@ def _obstacle(module: nn.Module) -> str | None:
 
 
 def _unfit(module: nn.Module, norm: TorchNorm) -> str | None:
-    """Gains and directions the operators would not take."""
+    """Why the operators would not accept this gain and direction."""
     g, v = torch_norms.gain_and_direction(module, norm)
     if g is None or v is None:
-        return "its gain and direction are not parameters of the module any more"
+        return "its gain and direction are no longer parameters of the module"
     if v.dtype not in checks.FLOATS:
         return f"dtype {v.dtype} is not supported"
     if g.dtype != v.dtype or g.device != v.device:
@@ -188,7 +189,7 @@ def _unfit(module: nn.Module, norm: TorchNorm) -> str | None:
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:
-    """Where each parameter object of the model is registered, by its id; a shared module counts once."""
+    """The names under which each parameter object is registered, keyed by id; a shared module counts once."""
     owners: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():
         for name, parameter in module._parameters.items():

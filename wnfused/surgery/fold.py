@@ -1,9 +1,9 @@
-"""The ways back to ``torch.nn``: ``fold`` for deployment, ``to_torch`` to go on under torch's own weight norm.
+"""The ways back to ``torch.nn``: ``fold`` for deployment, ``to_torch`` to continue with torch's own weight norm.
 
-Like ``convert`` they change the layers' own objects, after every layer has been looked at. A fused ReLU stays: such a
-layer becomes ``nn.Sequential(plain, nn.ReLU())``, again the same object, so its hooks see what they saw before. Its
-parameters are then called ``layer.0.weight``; the plain layer's attributes (``kernel_size``, …) stay readable on it.
-Only ``output_size``, the second argument of transposed convolutions, does not pass through a ``Sequential``.
+Like ``convert``, they modify the layer objects, after checking every layer. A layer with a fused ReLU becomes
+``nn.Sequential(plain, nn.ReLU())``, still the same object, so its hooks see the same values as before. Its parameters
+are then named ``layer.0.weight`` and so on; the plain layer's attributes (``kernel_size``, …) stay readable on it.
+Such a layer loses ``output_size``, the second argument of transposed convolutions, which a ``Sequential`` cannot pass.
 """
 
 from torch import Tensor, nn
@@ -17,11 +17,11 @@ _OURS = ("activation", "dim", "eps", "_frozen")
 
 
 def fold(model: nn.Module, *, filter: Filter | None = None) -> int:
-    """Turn the weight-normalized layers of a model into plain ``torch.nn`` layers, in place; returns how many.
+    """Turn the weight-normalized layers of a model into plain ``torch.nn`` layers, in place; returns their number.
 
-    The new ``weight`` is a parameter in the dtype of ``weight_v`` that requires a gradient if gain or direction did. An
-    optimizer has to be made anew for it. Layers that shared both gain and direction share the folded weight.
-    Folding a model that has nothing to fold changes nothing and returns 0.
+    The new ``weight`` is a parameter with the dtype of ``weight_v``; it requires a gradient if gain or direction did.
+    Create a new optimizer for it. Layers that shared both gain and direction share the folded weight.
+    A model without weight-normalized layers is left unchanged, and the result is 0.
     """
     layers = _layers("fold", model, filter)
     folded: dict[tuple[int, int, int | None, float], nn.Parameter] = {}
@@ -31,23 +31,23 @@ def fold(model: nn.Module, *, filter: Filter | None = None) -> int:
     weights = [folded[_key(layer)] for layer in layers]
     for layer, weight in zip(layers, weights, strict=True):
         bare = _bare(layer)
-        bare._parameters = {"weight": weight, **bare._parameters}  # where a plain layer has it: before the bias
+        bare._parameters = {"weight": weight, **bare._parameters}  # before the bias, as in a plain layer
     return len(layers)
 
 
 def to_torch(model: nn.Module, *, api: str = "parametrizations", filter: Filter | None = None) -> int:
-    """Put the model's weight-normalized layers under torch's weight norm, in place; returns how many.
+    """Put the model's weight-normalized layers under torch's weight norm, in place; returns their number.
 
     ``api`` is ``"parametrizations"`` (``torch.nn.utils.parametrizations.weight_norm``) or ``"hook"`` (the older
-    ``torch.nn.utils.weight_norm``). The parameters stay the same objects. torch has no ``eps`` and no norm of an empty
-    weight: such layers raise before anything is changed. Mind that torch gives NaN for rows of zeros.
+    ``torch.nn.utils.weight_norm``). The parameters stay the same objects. torch supports neither ``eps`` nor the norm
+    of an empty weight: such layers raise before anything is changed. Note that torch returns NaN for rows of zeros.
     """
     if api not in SPELLINGS:
         raise ValueError(f"to_torch: api: expected one of {', '.join(map(repr, SPELLINGS))}, got {api!r}")
     layers = _layers("to_torch", model, filter)
     for layer in layers:
         if layer.eps != 0 or layer.weight_v.numel() == 0:
-            raise ValueError(f"to_torch: torch's weight norm cannot express {layer}")
+            raise ValueError(f"to_torch: model: torch's weight norm cannot express {layer}; exclude it with filter=")
     for layer in layers:
         g, v, dim = layer.weight_g, layer.weight_v, layer.dim
         torch_norms.put_on(_bare(layer), api, g, v, dim)
@@ -64,10 +64,10 @@ def _layers(where: str, model: nn.Module, filter: Filter | None) -> list[WeightN
         if added := additions(type(module), kind):
             raise TypeError(
                 f"{where}: layer {name!r} is {type(module).__name__}, a subclass of {kind.__name__} with its own "
-                f"{', '.join(added)}, which the torch.nn layer would lose; keep it out with filter="
+                f"{', '.join(added)}, which the torch.nn layer would lose; exclude it with filter="
             )
         if not {"weight_g", "weight_v"} <= module._parameters.keys():
-            raise ValueError(f"{where}: gain or direction of layer {name!r} is no plain parameter (pruned?)")
+            raise ValueError(f"{where}: layer {name!r}: its gain or direction is not a plain parameter (pruned?)")
         found.append(module)
     return found
 
@@ -83,7 +83,7 @@ def _folded(layer: WeightNormalized) -> nn.Parameter:
 
 
 def _bare(layer: WeightNormalized) -> nn.Module:
-    """Make ``layer`` its torch.nn twin, without a weight as yet; returns the module that is to get one."""
+    """Turn ``layer`` into its torch.nn twin, still without a weight; returns the module that needs one."""
     twin, relu = layer.twin, layer.activation == "relu"
     for name in _OURS:
         layer.__dict__.pop(name, None)
@@ -93,7 +93,7 @@ def _bare(layer: WeightNormalized) -> nn.Module:
 
 
 def _in_sequential(module: nn.Module, twin: type[nn.Module]) -> nn.Module:
-    """Move the layer into a new object at position 0 of a Sequential that the old object becomes."""
+    """Turn the object into a Sequential and move the layer into a new object at its position 0."""
     inner = twin.__new__(twin)
     nn.Module.__init__(inner)
     inner.__dict__.update({key: value for key, value in module.__dict__.items() if key not in inner.__dict__})

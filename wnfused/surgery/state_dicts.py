@@ -1,6 +1,6 @@
-"""State dicts in the spelling of either of torch's weight norms, so that checkpoints travel in both directions.
+"""State dicts with the key names of either of torch's weight norms, so that torch can load wnfused's checkpoints.
 
-Loading needs nothing from here: the layers read both spellings, and plain weights, through ``load_state_dict``.
+Loading needs nothing from this module: the layers' ``load_state_dict`` accepts both spellings, and plain weights.
 """
 
 from typing import Any
@@ -12,11 +12,11 @@ from wnfused.nn.base import SPELLINGS, WeightNormalized
 
 
 def state_dict(model: nn.Module, *, spelling: str = "parametrizations", keep_vars: bool = False) -> dict[str, Any]:
-    """``model.state_dict()`` with the gains and directions of wnfused's layers named as torch names them.
+    """``model.state_dict()`` with torch's names for the gains and directions of wnfused's layers.
 
-    ``"hook"``: ``weight_g`` and ``weight_v``, which ``torch.nn.utils.weight_norm`` reads (and the parametrized form
-    accepts); ``"parametrizations"``: ``parametrizations.weight.original0`` and ``original1``, which only
-    ``torch.nn.utils.parametrizations.weight_norm`` reads. wnfused's own layers read either.
+    ``spelling`` is ``"hook"`` for ``weight_g`` and ``weight_v``, which both of torch's weight norms load, or
+    ``"parametrizations"`` for ``parametrizations.weight.original0`` and ``original1``, which only
+    ``torch.nn.utils.parametrizations.weight_norm`` loads. wnfused's layers load either.
     """
     checks.module("state_dict", model)
     if spelling not in SPELLINGS:

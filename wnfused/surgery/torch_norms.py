@@ -1,4 +1,4 @@
-"""How torch's own weight norms sit on a module: finding them, taking them off and putting them back.
+"""torch's own weight norms on a module: how to find, remove and restore them.
 
 ``torch.nn.utils.weight_norm`` ("hook") keeps ``weight_g`` and ``weight_v`` on the module and writes its ``weight`` in a
 forward pre-hook. ``torch.nn.utils.parametrizations.weight_norm`` ("parametrizations") keeps them as ``original0`` and
@@ -17,14 +17,14 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 @dataclass(frozen=True)
 class TorchNorm:
-    """One weight norm of torch's on a module: which API, which parameter, torch's ``dim`` (-1: over everything)."""
+    """One of torch's weight norms on a module: its API, the parameter, torch's ``dim`` (-1: over all elements)."""
 
     api: str
     name: str
     dim: int
 
     def dim_for(self, ndim: int) -> int | None:
-        """``dim`` as our functions take it. torch reads -1 as None and counts other negative numbers from the end."""
+        """``dim`` in wnfused's convention. torch reads -1 as None and counts other negative numbers from the end."""
         if self.dim == -1:
             return None
         return self.dim + ndim if self.dim < 0 else self.dim
@@ -42,7 +42,7 @@ def norms_on(module: nn.Module) -> list[TorchNorm]:
 
 
 def others_on(module: nn.Module) -> list[str]:
-    """Names of what else reparametrizes the module: spectral norm, pruning, parametrizations of any kind."""
+    """Names of other reparametrizations of the module: spectral norm, pruning, parametrizations of any kind."""
     hooks = [
         type(hook).__name__
         for hook in module._forward_pre_hooks.values()
@@ -53,7 +53,7 @@ def others_on(module: nn.Module) -> list[str]:
 
 
 def gain_and_direction(module: nn.Module, norm: TorchNorm) -> tuple[nn.Parameter | None, nn.Parameter | None]:
-    """The norm's g and v; None where somebody put something else than a parameter in their place."""
+    """The norm's g and v; None where something other than a parameter has replaced them."""
     if norm.api == "hook":
         return module._parameters.get(f"{norm.name}_g"), module._parameters.get(f"{norm.name}_v")
     originals = _parametrizations(module)[norm.name]._parameters
@@ -65,7 +65,7 @@ def _parametrizations(module: nn.Module) -> dict[str, Any]:
 
 
 def take_off(module: nn.Module, norm: TorchNorm) -> None:
-    """Remove the norm from ``module`` and leave it without a ``weight``; g and v are the caller's to keep."""
+    """Remove the norm from ``module`` and leave it without a ``weight``; the caller keeps g and v."""
     if norm.api == "hook":
         module.__dict__.pop("weight", None)
         for key, hook in list(module._forward_pre_hooks.items()):
@@ -79,9 +79,9 @@ def take_off(module: nn.Module, norm: TorchNorm) -> None:
 
 
 def drop_renaming_hooks(module: nn.Module) -> None:
-    """Remove the load hooks with which the new API reads the old one's keys.
+    """Remove the load hooks with which the parametrized weight norm accepts the older API's keys.
 
-    torch leaves them behind when a parametrization is removed; on our layers they would rename the keys we load by.
+    torch leaves them behind when a parametrization is removed; on wnfused's layers they would rename the layers' keys.
     """
     for key, hook in list(module._load_state_dict_pre_hooks.items()):
         function = getattr(hook, "hook", hook)
@@ -90,7 +90,7 @@ def drop_renaming_hooks(module: nn.Module) -> None:
 
 
 def put_on(module: nn.Module, api: str, g: nn.Parameter, v: nn.Parameter, dim: int | None) -> None:
-    """Give the plain ``module``, which has no ``weight`` now, torch's weight norm with exactly these parameters."""
+    """Put torch's weight norm with these parameters on the plain ``module``, which has no ``weight`` now."""
     if api == "hook":
         module.register_parameter("weight_g", g)
         module.register_parameter("weight_v", v)

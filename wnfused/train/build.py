@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,15 @@ from wnfused.train.config import Config
 from wnfused.train.errors import RunError
 
 Shape = tuple[int, int, int]  # channels, height, width
-FORMS = "resnetN, wrn-N-k, mlp-LAYERS-WIDTH or cnn-LAYERS[-CHANNELS]"
+FORMS = "resnetN[-basic|-bottleneck], wrn-N-k[-stem2], mlp-LAYERS-WIDTH or cnn-LAYERS[-CHANNELS]"
+
+
+BASELINES: dict[str, Callable[..., None]] = {
+    "he": init.he_,
+    "torch_default": init.torch_default_,
+    "norm_gain": init.norm_gain_,
+    "norm_gain_he": partial(init.norm_gain_, directions="he"),
+}
 
 
 def network(config: Config, shape: Shape, classes: int, batch: Callable[[], Tensor]) -> nn.Module:
@@ -47,7 +56,10 @@ def architecture(name: str, norm: str, shape: Shape, classes: int) -> nn.Module:
     pixels: dict[str, Any] = {"classes": classes, "inputs": channels * height * width, "norm": norm}
     known: dict[str, Callable[..., nn.Module]] = {
         r"resnet-?(\d+)": lambda depth: models.ResNet(depth, **images),
+        r"resnet-?(\d+)-basic": lambda depth: models.ResNet(depth, bottleneck=False, **images),
+        r"resnet-?(\d+)-bottleneck": lambda depth: models.ResNet(depth, bottleneck=True, **images),
         r"wrn-?(\d+)-(\d+)": lambda depth, k: models.WRN(depth, k, **images),
+        r"wrn-?(\d+)-(\d+)-stem2": lambda depth, k: models.WRN(depth, k, stem_stride=2, **images),
         r"mlp-(\d+)-(\d+)": lambda depth, size: models.MLP(depth, size, **pixels),
         r"cnn-(\d+)": lambda n: models.CNN(n, **images),
         r"cnn-(\d+)-(\d+)": lambda n, size: models.CNN(n, channels=size, **images),
@@ -66,14 +78,15 @@ def _initialize(
 ) -> None:
     example = torch.zeros(2, *shape)
     normalized = any(isinstance(module, wnfused.WNLinear | wnfused.WNConv2d) for module in model.modules())
-    if scheme == "robust":
-        init.robust_(model, example, generator=generator)
+    if scheme in ("robust", "robust_he"):
+        distribution = "he" if scheme == "robust_he" else "orthogonal"
+        init.robust_(model, example, distribution=distribution, generator=generator)
     elif scheme == "hanin":
         init.hanin_(model, example, generator=generator)
     elif scheme == "data_dependent":
         init.data_dependent_(model, batch(), generator=generator)
     elif normalized:
-        {"he": init.he_, "torch_default": init.torch_default_}[scheme](model, generator=generator)
+        BASELINES[scheme](model, generator=generator)
     elif scheme != "torch_default":  # which a new layer has
         _initialize_plain(model, scheme, generator)
 

@@ -18,12 +18,22 @@ from wnfused.train.errors import RunError, nearest
 IMPLS = ("wnfused", "torch")
 # The first of each is the default. `robust` without a norm is the weight-normalized network, initialized and folded.
 INITS = {
-    "weight": ("robust", "torch_default", "data_dependent", "hanin", "he"),
+    "weight": (
+        "robust",
+        "robust_he",
+        "torch_default",
+        "norm_gain",
+        "norm_gain_he",
+        "data_dependent",
+        "hanin",
+        "he",
+    ),
     "batch": ("he", "torch_default", "orthogonal"),
     "none": ("robust", "torch_default", "he", "orthogonal"),
 }
 ALL_INITS = tuple(dict.fromkeys(name for names in INITS.values() for name in names))
 WARMUPS = ("linear", "quadratic", "constant")
+NORMALIZATIONS = ("data", "authors")
 AMPS = ("none", "bf16", "fp16")
 SHARDINGS = ("ddp", "fsdp")
 
@@ -39,17 +49,25 @@ class Config:
     data: str = _about("digits", "data set", DATA)
     data_dir: str | None = _about(None, "folder that holds the data set's files; without it they are downloaded")
     download: bool = _about(True, "download what is missing")
+    normalization: str = _about(
+        "data", "mean and std of the inputs: those of the data set, or those of the paper's authors", NORMALIZATIONS
+    )
+    train_images: int = _about(0, "train on this many images, the first of the training set; 0: on all")
+    image_size: int = _about(0, "average images down to this height and width; 0: as they are")
     validation: float = _about(0.1, "share of the training images held out to choose the best epoch; 0: none")
     crop: int | None = _about(None, "pixels of padding for random crops (default: 4 for CIFAR, 0 otherwise)")
     flip: bool | None = _about(None, "mirror half of the images (default: for CIFAR)")
     cutout: int = _about(0, "side of the square cut out of each training image; 0: none")
     # network
-    model: str = _about("resnet20", "network: resnetN, wrn-N-k, mlp-LAYERS-WIDTH or cnn-LAYERS[-CHANNELS]")
+    model: str = _about(
+        "resnet20", "network: resnetN[-basic|-bottleneck], wrn-N-k[-stem2], mlp-LAYERS-WIDTH or cnn-LAYERS[-CHANNELS]"
+    )
     norm: str = _about("weight", "normalization", NORMS)
     init: str | None = _about(None, "initialization (default: robust; he with batch norm)", ALL_INITS)
     impl: str = _about("wnfused", "wnfused, or torch's own weight_norm on the same network", IMPLS)
     # recipe
     epochs: int = _about(10, "passes over the training images")
+    max_steps: int = _about(0, "end the run after this many steps; 0: after its epochs")
     batch_size: int = _about(128, "images of one step, of all processes together")
     accumulate: int = _about(1, "parts in which a batch is computed, to save memory")
     drop_last: bool = _about(False, "leave out the last batch of an epoch when it is not full")
@@ -65,7 +83,8 @@ class Config:
     label_smoothing: float = _about(0.0, "label smoothing")
     clip: float = _about(0.0, "largest norm of the gradient; 0: as it comes")
     ema: float = _about(0.0, "decay of the running average of the weights that is validated and kept; 0: none")
-    max_loss: float = _about(1000.0, "a loss above this, or NaN, ends the run as diverged")
+    # Runs that start at a loss of thousands can recover, so only NaN and infinity count as divergence by default.
+    max_loss: float | None = _about(None, "a loss above this ends the run as diverged (default: only NaN or infinity)")
     # execution
     seed: int = _about(0, "seed of the initialization, the order of the data, its augmentation and its split")
     device: str = _about("auto", "auto, cpu, cuda or cuda:N")
@@ -147,6 +166,7 @@ def _fill_in(config: Config) -> None:
 
 # name: (least, most), both allowed.
 RANGES: dict[str, tuple[float, float]] = {
+    "train_images": (0, 10**9), "image_size": (0, 10**4), "max_steps": (0, 10**9),
     "validation": (0, 0.9), "crop": (0, 1000), "cutout": (0, 1000), "epochs": (1, 10**6), "batch_size": (1, 10**9),
     "accumulate": (1, 10**6), "lr": (0, 1e6), "warmup_epochs": (0, 10**6), "warmup_lr": (0, 1e6), "momentum": (0, 1),
     "weight_decay": (0, 1e6), "label_smoothing": (0, 1), "clip": (0, 1e30), "ema": (0, 0.999999999),
@@ -158,7 +178,7 @@ RANGES: dict[str, tuple[float, float]] = {
 def _check_numbers(config: Config) -> None:
     for name, (least, most) in RANGES.items():
         value = getattr(config, name)
-        if not least <= value <= most:  # NaN is not in any range
+        if value is not None and not least <= value <= most:  # NaN is not in any range
             raise RunError(f"{name}: expected a number from {least:g} to {most:g}, got {value}")
 
 

@@ -1,6 +1,6 @@
 """The images of a run: what it trains on, what chooses the best epoch, and what is tested in the end."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -28,7 +28,7 @@ def load(config: Config, world: World) -> Images:
     try:
         if world.size > 1:  # one process downloads; the others find what it has left
             world.from_first(lambda: _fetch(config))
-        return _loaders(config, _read(config), world)
+        return _loaders(config, _prepared(config, _read(config)), world)
     except DataError as error:
         raise RunError(str(error)) from error
 
@@ -43,6 +43,21 @@ def _read(config: Config) -> data.Dataset:
         return data.load(config.data, data_dir=folder, download=config.download)
     except DataError as error:
         raise RunError(str(error)) from error
+
+
+def _prepared(config: Config, dataset: data.Dataset) -> data.Dataset:
+    """The data set with the number of images, their size and their normalization that the configuration asks for."""
+    if config.train_images:
+        dataset = replace(dataset, train=data.first(dataset.train, config.train_images))
+    if config.image_size:
+        train, test = (data.shrunk(split, config.image_size) for split in (dataset.train, dataset.test))
+        dataset = replace(dataset, train=train, test=test)
+    if config.normalization == "authors":
+        if config.data not in data.AUTHORS:
+            raise RunError(f"normalization: the paper's authors did not use {config.data}; expected 'data'")
+        mean, std = data.AUTHORS[config.data]
+        dataset = replace(dataset, mean=mean, std=std)
+    return dataset
 
 
 def _loaders(config: Config, dataset: data.Dataset, world: World) -> Images:

@@ -1,5 +1,6 @@
 """The training loop: one step, one epoch, one run. What it is made of lies in the files beside it."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -129,7 +130,12 @@ class Trainer:
         self.meter.start_clock()
         for images, labels in self.images.train.epoch(self.epoch, self.batch):
             self.advance(images, labels)
+            if self.has_all_steps():
+                break
         self.read_losses()
+
+    def has_all_steps(self) -> bool:
+        return 0 < self.config.max_steps <= self.step
 
     def advance(self, images: Tensor, labels: Tensor) -> None:
         """One step and all that goes with it."""
@@ -163,8 +169,11 @@ class Trainer:
         if self.board is not None:
             self.board.steps(self.step - len(losses) + 1, losses)
         for step, loss in enumerate(losses, self.step - len(losses) + 1):
-            if not loss <= self.config.max_loss:  # NaN is not
+            if not self.is_acceptable(loss):
                 raise Diverged(step, f"the loss of step {step} is {loss:g}")
+
+    def is_acceptable(self, loss: float) -> bool:
+        return math.isfinite(loss) and (self.config.max_loss is None or loss <= self.config.max_loss)
 
     def evaluate(self, which: str) -> tuple[float, float]:
         def between() -> None:
@@ -188,7 +197,7 @@ class Trainer:
         with self.kept_weights():
             if self.images.validation is not None:
                 loss, accuracy = self.evaluate("validation")
-                if not loss <= self.config.max_loss:
+                if not self.is_acceptable(loss):
                     raise Diverged(self.step, f"the validation loss after epoch {self.epoch + 1} is {loss:g}")
             best = self.best["validation_accuracy"]
             if accuracy is None or best is None or accuracy > best:
@@ -242,7 +251,7 @@ class Trainer:
     def _run(self) -> Result:
         try:
             self._replace_lost_best()
-            while self.epoch < self.config.epochs:
+            while self.epoch < self.config.epochs and not self.has_all_steps():
                 self.train_epoch()
                 self.end_epoch()
             loss, accuracy = self._test()
@@ -277,6 +286,8 @@ class Trainer:
     def moment(self) -> Moment:
         meter, batches = self.meter, len(self.images.train)
         steps = self.config.epochs * batches
+        if self.config.max_steps:
+            steps = min(steps, self.config.max_steps)
         pace = (time.perf_counter() - self.started_at) / max(1, self.step - self.first_step)  # validation included
         return Moment(
             epoch=self.epoch + 1,

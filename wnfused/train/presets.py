@@ -15,13 +15,15 @@ from wnfused.train.errors import RunError, nearest
 Settings = dict[str, Any]
 
 RESNET: Settings = {"epochs": 182, "lr": 0.1, "schedule": "resnet", "weight_decay": 1e-4}  # He et al.: 64k steps
-WIDE: Settings = {"epochs": 200, "lr": 0.1, "schedule": "wrn", "weight_decay": 5e-4, "nesterov": True}
+WIDE: Settings = {"epochs": 200, "lr": 0.1, "schedule": "wrn", "weight_decay": 5e-4}
 CUTOUT: Settings = {"cutout": 16}
+CIFAR10: Settings = {"data": "cifar10", "normalization": "authors"}
+CIFAR100: Settings = {"data": "cifar100", "normalization": "authors"}
 NETWORKS: dict[str, Settings] = {
-    "resnet56-cifar10": {"data": "cifar10", "model": "resnet56", **RESNET},
-    "resnet110-cifar10": {"data": "cifar10", "model": "resnet110", **RESNET},
-    "wrn-40-10-cifar10": {"data": "cifar10", "model": "wrn-40-10", **WIDE, **CUTOUT},
-    "resnet164-cifar100": {"data": "cifar100", "model": "resnet164", **RESNET, **CUTOUT},
+    "resnet56-cifar10": {**CIFAR10, "model": "resnet56", **RESNET},
+    "resnet110-cifar10": {**CIFAR10, "model": "resnet110", **RESNET},
+    "wrn-40-10-cifar10": {**CIFAR10, "model": "wrn-40-10", **WIDE, **CUTOUT},
+    "resnet164-cifar100": {**CIFAR100, "model": "resnet164", **RESNET, **CUTOUT},
 }
 
 PROPOSED: Settings = {"norm": "weight", "init": "robust"}

@@ -1,9 +1,9 @@
-"""The audit as text: a table for the terminal, JSON, and docs/audit.md."""
+"""The audit as text: tables for the terminal, JSON with every build, and the summary docs/audit.md."""
 
 import json
 
 from wnfused.kernels.triton.audit import roofline
-from wnfused.kernels.triton.audit.builds import BF16, KERNELS, TARGETS
+from wnfused.kernels.triton.audit.builds import KERNELS, TARGETS
 from wnfused.kernels.triton.audit.processors import PROCESSORS
 from wnfused.kernels.triton.audit.requirements import Check, checks, layer_checks
 from wnfused.kernels.triton.audit.rows import Row
@@ -14,35 +14,39 @@ _COLUMNS = (
 )  # fmt: skip
 _HEAD = """# Offline audit of the Triton kernels
 
-**No GPU has run these kernels here: everything below is compiled and modelled, nothing is measured.** `make audit`
-writes this file: every shipped kernel, tile and dtype is compiled for sm_80 (A100), sm_90 (H100), sm_100 (B200) and
-gfx942 (MI300X) and read back from its machine code. *Cycles* are those of one turn of the main loop on the busiest unit
-of a processor (`kernels/triton/audit/cycles.py`); *× plain* compares them with the same kernel without the
-normalization, whose loop has *plain* instructions. Tables by tile are for bf16. `wnfused audit --json FILE` writes all
-rows, with the instruction mix of each loop.
+**No GPU has run these kernels: the figures below are compiled and modelled, nothing is measured.** `make audit` writes
+this page. It compiles every shipped kernel for every tile, dtype and target (sm_80: A100, sm_90: H100, sm_100: B200,
+gfx942: MI300X) and reads the machine code. `wnfused audit --json FILE` writes every build with its resources and the
+instruction mix of its main loop; `wnfused audit --kernel NAME` prints the builds of one kernel.
 """
 
 _NOTES = """
-How to read them:
+Notes:
 
-- *dx with the gain*: only the largest tile of sm_80, (bf16, tf32, fp32) sm_90 and (fp32) sm_100 multiplies dy by g/n in
-  its loop (mode *gain*). Elsewhere dy was scaled before, in the weight gradient's launch or in one of its own, and the
-  loop is the plain GEMM's (*scaled first*, the same code). float16 (*guarded*) has two loops; the one compared is taken
-  while the scales of the layer lie within a factor of 8, the other one multiplies v's tile in its loop and is slower.
-- *single pass*: the rule does not choose it, and it is not compiled, for tiles of 64 ≤ M < 128 on tensor cores, nor
-  with the largest tile on sm_80 for float32 weights under 16-bit activations, nor for few rows of fp32 on sm_100: there
-  norms come first.
-- *fp32* is what torch's default flags ask of float32 matmuls: products that NVIDIA's tensor cores do not make. Its
-  loops are multiply-adds and have no MMA there. *tf32* is float32 where the flags allow rounding, as they do by default
-  for convolutions.
-- *launches, forward*: a linear forward is split, in two launches, only if its tiles would occupy less than a quarter of
-  the processors and 4096 or more numbers are summed. None of the shapes below is.
-- *bytes*: hints that keep v and let go of dv are taken to be obeyed.
+- *dx with the gain*: only the largest tile of sm_80, sm_90 (bf16, tf32, fp32) and sm_100 (fp32) multiplies dy by g/n in
+  its loop (mode *gain*). Elsewhere an earlier launch scales dy, and the loop is the plain GEMM's (*scaled first*, the
+  same code). fp16 (*guarded*) has two loops. The one compared here runs while the scales of a layer are within a factor
+  of 8; the other one multiplies the tile of v in its loop and is slower.
+- *single pass* is neither chosen nor compiled for tiles of 64 ≤ M < 128 on tensor cores, for the largest tile of sm_80
+  with fp32 weights and 16-bit activations, and for few batch rows of fp32 on sm_100. Norms come first there.
+- *fp32* is a float32 matmul under torch's default flags. NVIDIA's tensor cores cannot compute it, so its loops are
+  multiply-adds without MMA. *tf32* is float32 where the flags allow rounding, which for convolutions is the default.
+- *launches per layer, forward*: a linear forward is split into two launches only if its tiles would occupy less than a
+  quarter of the processors and K is 4096 or more. None of the shapes below is split.
+- *DRAM bytes*: the model assumes that the GPU follows the eviction hints, which keep v and evict dv first.
+"""
+
+_WORST = """
+## Worst case per kernel and target
+
+Maxima over all dtypes, modes and tiles. *Cycles × plain* are the modelled cycles of one iteration of the main loop on
+its busiest unit (`kernels/triton/audit/cycles.py`), relative to the same kernel without the normalization; it is empty
+where no plain kernel does the same work.
 """
 
 
 def everything(rows: list[Row]) -> list[Check]:
-    """All checks: the kernels' always, those of layers when forward and backward kernels were asked for."""
+    """All checks: of the kernels in ``rows``, and of whole layers if every kernel was audited."""
     targets = tuple(dict.fromkeys(row.build.target for row in rows))
     whole = {row.build.kernel for row in rows} == set(KERNELS)
     return [*checks(rows), *(layer_checks(targets) if whole else [])]
@@ -64,53 +68,51 @@ def terminal(rows: list[Row]) -> str:
 
 
 def markdown(rows: list[Row]) -> str:
-    """Summary first, then one table per kernel: bf16 in full, of other dtypes the extremes."""
+    """docs/audit.md: requirements, violations, the worst case per kernel and target, the roofline in brief."""
     targets = tuple(dict.fromkeys(row.build.target for row in rows)) or TARGETS
     found = everything(rows)
     parts = [
         _HEAD,
         f"{len(rows)} builds.\n",
         "## Requirements\n",
-        *_markdown_table(("", "what", "must be", "found"), found),
+        *_bars([("", "what", "must be", "found"), *map(_verdict, found)]),
     ]
     for check in found:
         if not check.ok:
             rest = f" and {len(check.broken) - 5} more" if len(check.broken) > 5 else ""
-            parts.append(f"\nBroken — {check.what}: {'; '.join(check.broken[:5])}{rest}.")
-    parts.append(_NOTES.rstrip())
-    for kernel in dict.fromkeys(row.build.kernel for row in rows):
-        parts += ["", f"## `{kernel}`\n", *_kernel([row for row in rows if row.build.kernel == kernel])]
+            parts.append(f"\nViolated: {check.what}: {'; '.join(check.broken[:5])}{rest}.")
+    parts += [_NOTES.rstrip(), _WORST, *_bars(_worst_cases(rows))]
     parts += ["", "## Roofline of layers in bf16: a model, not a measurement\n", _roofline_head(targets), ""]
-    table = _roofline(targets)
-    return "\n".join([*parts, *_bars(table), ""])
+    return "\n".join([*parts, *_bars(_relative_roofline(targets)), ""])
 
 
-def _kernel(rows: list[Row]) -> list[str]:
-    rows = [row for row in rows if row.build.mode != "plain"]
-    full = [_COLUMNS, *(_cells(row) for row in rows if row.build.dtypes == BF16)]
-    lines = _bars([(cells[0], *cells[2:]) for cells in full])
-    others = [row for row in rows if row.build.dtypes != BF16]
-    if others:
-        lines += ["", "Other dtypes, over all tiles:", "", *_bars(_extremes(others))]
-    return lines
-
-
-def _extremes(rows: list[Row]) -> list[tuple[str, ...]]:
-    """One line per target, dtype and mode."""
-    table: list[tuple[str, ...]] = [("target", "dtype", "mode", "regs", "spill", "MMA", "async", "loop", "× plain")]
-    groups: dict[tuple[str, str, str], list[Row]] = {}
+def _worst_cases(rows: list[Row]) -> list[tuple[str, ...]]:
+    """One line per kernel and target; of equal builds the first by name is shown."""
+    table: list[tuple[str, ...]] = [("kernel", "target", "registers", "in", "spilled bytes", "cycles × plain", "in")]
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.build.target, str(row.build.dtypes), row.build.mode), []).append(row)
-    for key, group in groups.items():
-        facts = [row.facts for row in group]
-        ratios = [r for row in group if (r := row.cycle_ratio) is not None]
-        table.append((
-            *key,
-            _span([f.registers for f in facts]), _span([f.spill_bytes for f in facts]), _span([f.mma for f in facts]),
-            _span([f.async_copies for f in facts]), _span([f.loop_instructions or 0 for f in facts]),
-            f"{max(ratios):.2f}" if ratios else "",
-        ))  # fmt: skip
+        if row.build.mode != "plain":
+            groups.setdefault((row.build.kernel, row.build.target), []).append(row)
+    for (kernel, target), group in sorted(groups.items(), key=lambda item: _position(*item[0])):
+        registers, where = _largest([(row.facts.registers, _variant(row)) for row in group])
+        spilled = max(row.facts.spill_bytes for row in group)
+        ratios = [(round(ratio, 2), _variant(row)) for row in group if (ratio := row.cycle_ratio) is not None]
+        slowest = _largest(ratios) if ratios else None
+        cycles = (f"{slowest[0]:.2f}", slowest[1]) if slowest else ("", "")
+        table.append((f"`{kernel}`", target, f"{registers:g}", where, str(spilled), *cycles))
     return table
+
+
+def _position(kernel: str, target: str) -> tuple[int, int]:
+    return list(KERNELS).index(kernel), TARGETS.index(target)
+
+
+def _variant(row: Row) -> str:
+    return f"{row.build.dtypes} {row.build.mode}"
+
+
+def _largest(values: list[tuple[float, str]]) -> tuple[float, str]:
+    return min(values, key=lambda pair: (-pair[0], pair[1]))
 
 
 def _span(values: list[int]) -> str:
@@ -147,8 +149,11 @@ def _roofline_head(targets: tuple[str, ...]) -> str:
     peaks = "; ".join(
         f"{p.gpu} {p.bandwidth:.0f} GB/s, {p.tflops} TFLOP/s, cache {p.l2} MB" for p in _processors(targets)
     )
-    what = "Launches, MB asked of memory, and per GPU MB from and to DRAM and the shortest time."
-    return f"{what} Nominal peaks (their sources are in `kernels/triton/audit/processors.py`): {peaks}."
+    return (
+        "Shortest possible time relative to the plain layer: torch's weight_norm → the slowest variant of wnfused.\n"
+        "`wnfused audit` prints launches, bytes and times of every variant. Nominal peaks (sources:\n"
+        f"`kernels/triton/audit/processors.py`): {peaks}."
+    )
 
 
 def _processors(targets: tuple[str, ...]) -> list:
@@ -167,8 +172,22 @@ def _roofline(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
     return table
 
 
-def _markdown_table(head: tuple[str, ...], found: list[Check]) -> list[str]:
-    return _bars([head, *map(_verdict, found)])
+def _relative_roofline(targets: tuple[str, ...]) -> list[tuple[str, ...]]:
+    table: list[tuple[str, ...]] = [("layer", "direction", *(p.gpu for p in _processors(targets)))]
+    for layer in roofline.SHAPES:
+        for direction in ("forward", "backward"):
+            table.append((str(layer), direction, *(_slowdowns(layer, target, direction) for target in targets)))
+    return table
+
+
+def _slowdowns(layer: roofline.Layer, target: str, direction: str) -> str:
+    times = {v: roofline.cost(layer, target, direction, v).microseconds for v in roofline.variants(layer, direction)}
+    ours = [
+        time / times["plain, ReLU and no bias" if "ReLU" in variant else "plain"]
+        for variant, time in times.items()
+        if not variant.startswith(("plain", "torch"))
+    ]
+    return f"{times['torch weight_norm'] / times['plain']:.2f} → {max(ours):.2f}"
 
 
 def _bars(table: list[tuple[str, ...]]) -> list[str]:

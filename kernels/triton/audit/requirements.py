@@ -1,4 +1,4 @@
-"""What the audit must show, as checks on its rows and on the roofline's bytes and launches."""
+"""The requirements of the audit, as checks on its rows and on the bytes and launches of the roofline model."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from wnfused.kernels.triton.audit.builds import MATMUL_KERNELS
 from wnfused.kernels.triton.audit.processors import PROCESSORS
 from wnfused.kernels.triton.audit.rows import Row
 
-INSTRUCTIONS = 2  # the compiler's freedom: another order of the same code
+INSTRUCTIONS = 2  # the compiler may order the same code differently
 SINGLE_PASS_LIMIT = {"sm_80": 1.05, "sm_90": 1.30}
 COPY = r"U?MOV|IMAD\.MOV|[sv]_mov"
 GAIN_LIMIT = 1.10
@@ -31,34 +31,54 @@ class Finding(NamedTuple):
 
 
 def checks(rows: list[Row]) -> list[Check]:
-    """Those that the rows say something about."""
+    """The checks that apply to at least one of the rows."""
     tests: list[tuple[str, str, Callable[[Row], Finding | None]]] = [
         ("spilled bytes", "0", _spills),
-        ("gfx942: scalars that wait in lanes of a vector register, which has 64 (no memory)", "≤ 64", _lanes),
-        ("programs that fit on a processor", "≥ 1", _fits),
-        ("MMA in the main loop of matmul kernels, 16-bit types", "present", _mma),
         (
-            "16-byte asynchronous copies there where rows are aligned (gfx942: 16-byte loads), and no narrower ones",
+            "gfx942: scalar registers spilled to lanes of a vector register (64 lanes, no memory traffic)",
+            "≤ 64",
+            _lanes,
+        ),
+        ("programs resident on a processor", "≥ 1", _fits),
+        ("matmul kernels, 16-bit dtypes: MMA instructions in the main loop", "present", _mma),
+        (
+            "16-byte async copies for aligned rows (gfx942: 16-byte loads), and no 1- or 2-byte loads",
             "present",
             _copies,
         ),
         (
-            "linear forward, norms first: instructions of loops on tensor cores beside the plain GEMM's",
+            "linear forward, norms first: instructions added to the plain GEMM's tensor-core loop",
             "± 2",
             _same("linear_forward"),
         ),
-        ("the same of all loops, copies between registers left out", "± 2", _same("linear_forward", copies=False)),
         (
-            "convolution forward, norms first: instructions of loops on tensor cores beside the plain one's",
+            "linear forward, norms first: instructions added to any loop, register copies not counted",
+            "± 2",
+            _same("linear_forward", copies=False),
+        ),
+        (
+            "convolution forward, norms first: instructions added to the plain tensor-core loop",
             "± 2",
             _same("gather"),
         ),
-        ("the same of all loops of convolutions, copies left out", "± 2", _same("gather", copies=False)),
-        ("linear forward, single pass: SHFL in the loop", "0", _shuffles),
-        ("single pass, M ≥ 64: modelled cycles beside plain", "×1.05 sm_80, ×1.30 sm_90", _single_pass),
-        ("single pass, M ≤ 32: modelled cycles beside the time v takes from DRAM", "≤ ×1.00", _under_dram),
         (
-            "linear dx with the gain: modelled cycles beside plain (float16: its loop while scales lie close)",
+            "convolution forward, norms first: instructions added to any loop, register copies not counted",
+            "± 2",
+            _same("gather", copies=False),
+        ),
+        ("linear forward, single pass: shuffles in the loop", "0", _shuffles),
+        (
+            "linear forward, single pass, M ≥ 64: modelled cycles relative to plain",
+            "≤ ×1.05 sm_80, ≤ ×1.30 sm_90",
+            _single_pass,
+        ),
+        (
+            "linear forward, single pass, M ≤ 32: modelled cycles relative to reading v from DRAM",
+            "≤ ×1.00",
+            _under_dram,
+        ),
+        (
+            "linear dx with the gain: modelled cycles relative to plain (fp16: the loop for similar scales)",
             f"≤ ×{GAIN_LIMIT:.2f}",
             _gain,
         ),
@@ -68,13 +88,21 @@ def checks(rows: list[Row]) -> list[Check]:
 
 
 def layer_checks(targets: tuple[str, ...]) -> list[Check]:
-    """Launches and bytes, from the launch code and the roofline's shapes."""
+    """Checks of launches and bytes, from the launch code and the shapes of the roofline model."""
     launches, moved = list(_launches(targets)), list(_bytes(targets))
     found = [
-        _check("launches, forward", "1 (norms first: 2)", [f for f in launches if f.note == "forward"]),
-        _check("launches, backward", "≤ 3", [f for f in launches if f.note == "backward"]),
-        _check("bytes, linear backward in two steps", f"≤ ×{TWO_STEPS_LIMIT}", [f for f in moved if f.note == "two"]),
-        _check("bytes, linear backward in one pass", f"≤ ×{ONE_PASS_LIMIT}", [f for f in moved if f.note == "one"]),
+        _check("launches per layer, forward", "1 (norms first: 2)", [f for f in launches if f.note == "forward"]),
+        _check("launches per layer, backward", "≤ 3", [f for f in launches if f.note == "backward"]),
+        _check(
+            "DRAM bytes relative to plain, linear backward in two steps",
+            f"≤ ×{TWO_STEPS_LIMIT}",
+            [f for f in moved if f.note == "two"],
+        ),
+        _check(
+            "DRAM bytes relative to plain, linear backward in one pass",
+            f"≤ ×{ONE_PASS_LIMIT}",
+            [f for f in moved if f.note == "one"],
+        ),
     ]
     return [check for check in found if check is not None]
 
@@ -85,7 +113,7 @@ def _check(what: str, limit: str, findings: list[Finding]) -> Check | None:
     broken = [f for f in findings if not f.ok]
     low, high = min(f.value for f in findings), max(f.value for f in findings)
     span = f"{high:.4g}" if low == high else f"{low:.3g} … {high:.3g}"
-    found = f"{span} in {len(findings)}" + (f", {len(broken)} break it" if broken else "")
+    found = f"{span} in {len(findings)}" + (f", {len(broken)} violate it" if broken else "")
     return Check(what, limit, found, not broken, tuple(f"{f.where}: {f.value:.4g}" for f in broken))
 
 
@@ -112,7 +140,7 @@ def _mma(row: Row) -> Finding | None:
 
 
 def _copies(row: Row) -> Finding | None:
-    """Gains and norms come 4 bytes at a time; 1 or 2 bytes are a tile's elements read one by one."""
+    """Gains and norms are 4-byte loads; a 1- or 2-byte load reads single elements of a tile."""
     if not _is_16_bit_matmul(row) or not row.build.aligned:
         return None
     f = row.facts
@@ -121,11 +149,11 @@ def _copies(row: Row) -> Finding | None:
 
 
 def _same(kernel: str, copies: bool = True) -> Callable[[Row], Finding | None]:
-    """Copies between registers are the allocator's: they come and go with what stands before and after the loop, most
-    of all where sm_100 pairs float32 operands for its double multiply-adds. With ``copies`` such loops are left out."""
+    """The register allocator decides on copies between registers: their number depends on the code around the loop,
+    above all where sm_100 pairs float32 operands for packed multiply-adds. With ``copies`` only MMA loops count."""
 
     def test(row: Row) -> Finding | None:
-        # Where the gain cannot wait for the result (fp16 under fp32 weights) the loop has to multiply.
+        # Where the gain cannot be applied to the output (fp16 activations, fp32 weights) the loop has to multiply.
         late = dict(row.build.constants).get("GAIN") == "output"
         if row.build.kernel != kernel or row.build.mode != "norms first" or not late:
             return None
@@ -155,7 +183,7 @@ def _single_pass(row: Row) -> Finding | None:
 
 
 def _under_dram(row: Row) -> Finding | None:
-    """x, a few rows, comes from the L2 cache; v comes from DRAM, at a processor's share of the bandwidth."""
+    """x is small and read from the L2 cache; v is read from DRAM, at one processor's share of the bandwidth."""
     tile = row.build.tile
     if not _is_single_pass(row) or tile is None or tile.m > 32 or row.cycles is None:
         return None

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("triton")
 
 from wnfused import cli
-from wnfused.kernels.triton.audit import builds, cycles, processors, requirements, roofline, sass
+from wnfused.kernels.triton.audit import builds, cycles, processors, report, requirements, roofline, sass
 from wnfused.kernels.triton.audit.builds import BF16, Build
 from wnfused.kernels.triton.audit.facts import Facts, load_width
 from wnfused.kernels.triton.audit.launches import Access, Launch, Layer
@@ -98,22 +98,28 @@ def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_8
 @pytest.mark.parametrize(
     ("what", "break_it"),
     [
-        ("spilled", lambda row: replace(row, facts=replace(row.facts, spill_bytes=8))),
+        ("spilled bytes", lambda row: replace(row, facts=replace(row.facts, spill_bytes=8))),
         (
-            "scalars that wait",
+            "scalar registers spilled",
             lambda row: replace(
                 row, build=replace(row.build, target="gfx942"), facts=replace(row.facts, scalars_in_lanes=65)
             ),
         ),
-        ("programs that fit", lambda row: replace(row, facts=replace(row.facts, shared_bytes=1 << 20))),
-        ("MMA in the main loop", lambda row: replace(row, facts=replace(row.facts, loop={"LDGSTS.E.128": 1}))),
+        ("programs resident", lambda row: replace(row, facts=replace(row.facts, shared_bytes=1 << 20))),
         (
-            "16-byte asynchronous",
+            "MMA instructions in the main loop",
+            lambda row: replace(row, facts=replace(row.facts, loop={"LDGSTS.E.128": 1})),
+        ),
+        (
+            "16-byte async copies",
             lambda row: replace(row, facts=replace(row.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
         ),
-        ("linear forward, norms first", lambda row: with_loop(row, IADD3=23)),
+        ("linear forward, norms first: instructions added to the plain GEMM", lambda row: with_loop(row, IADD3=23)),
         ("convolution forward", lambda row: replace(fabricated("gather", "norms first", PLAIN_LOOP | {"IADD3": 3}))),
-        ("SHFL", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1})),
+        (
+            "shuffles in the loop",
+            lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"SHFL.BFLY": 1}),
+        ),
         ("M ≥ 64", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 300})),
         ("M ≤ 32", lambda row: fabricated("linear_forward", "single pass", PLAIN_LOOP | {"FFMA": 999}, smallest=True)),
         ("dx with the gain", lambda row: fabricated("linear_input_gradient", "gain", PLAIN_LOOP | {"FMUL": 300})),
@@ -342,6 +348,86 @@ def test_the_command(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(audit, "audit", lambda targets, kernels, progress: [bad])
     assert cli.main(["audit", "--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]) == 1
-    assert "broken: spilled bytes must be 0" in capsys.readouterr().err
+    violated = (
+        "audit: requirement violated: spilled bytes: 8 in 1, 1 violate it; must be 0\n  linear_forward norms first "
+    )
+    assert violated in capsys.readouterr().err
     assert '"spill_bytes": 8' in (tmp_path / "a.json").read_text()
-    assert "nothing is measured" in (tmp_path / "a.md").read_text()
+    page = (tmp_path / "a.md").read_text()
+    assert "nothing is measured" in page
+    assert (
+        "|BROKEN|spilled bytes|0|8 in 1, 1 violate it|" in page and "\nViolated: spilled bytes: linear_forward" in page
+    )
+
+
+def synthetic_rows() -> list[Row]:
+    """Every shipped build; registers count up within a kernel and target, a few loops are slower than plain."""
+    made, counts = [], {}
+    for build in builds.builds(builds.TARGETS, tuple(builds.KERNELS)):
+        key = (build.kernel, build.target)
+        counts[key] = counts.get(key, 0) + (build.mode != "plain")
+        slow = build.mode == "single pass" and build.dtypes == builds.FP16 and build.target == "sm_80"
+        matmul = build.kernel in builds.MATMUL_KERNELS and build.target == "sm_80"
+        loop = PLAIN_LOOP | ({"LDSM.16.M88.4": 160} if slow else {})
+        plain = Facts(1, 0, 1024, 0, PLAIN_LOOP) if build.plain is not None and matmul else None
+        made.append(Row(build, Facts(counts[key], 0, 1024, 0, loop if matmul else None), plain))
+    return made
+
+
+def test_the_page_shows_the_worst_case_of_every_kernel_and_target():
+    every = synthetic_rows()
+    page = report.markdown(every)
+    assert len(page.splitlines()) < 200
+    table = [line[1:-1].split("|") for line in page.splitlines() if line.startswith("|`")]
+    assert {(cells[0], cells[1]) for cells in table} == {(f"`{k}`", t) for k in builds.KERNELS for t in builds.TARGETS}
+    assert len(table) == len(builds.KERNELS) * len(builds.TARGETS)
+    for kernel, target, registers, where, spilled, *_ in table:
+        group = [r for r in every if (f"`{r.build.kernel}`", r.build.target) == (kernel, target)]
+        shipped_ = [row for row in group if row.build.mode != "plain"]
+        assert (int(registers), int(spilled)) == (len(shipped_), 0)
+        assert where == f"{shipped_[-1].build.dtypes} {shipped_[-1].build.mode}"
+    cycles = {(cells[0], cells[1]): tuple(cells[5:]) for cells in table}
+    slowest = max(r.cycle_ratio for r in every if r.build.mode == "single pass" and r.cycle_ratio is not None)
+    assert slowest > 2
+    assert cycles["`linear_forward`", "sm_80"] == (f"{slowest:.2f}", "fp16 single pass")
+    assert cycles["`gather`", "sm_80"] == ("1.00", "bf16 norms first")  # of equal ones the first by name
+    assert cycles["`gather`", "sm_90"] == ("", "")
+
+
+def test_the_worst_case_shows_spills_and_ignores_plain_kernels():
+    good = fabricated("linear_forward", "norms first", PLAIN_LOOP)
+    spills = replace(good, facts=replace(good.facts, spill_bytes=24, registers=90))
+    plain = replace(good, build=replace(good.build, mode="plain"), facts=replace(good.facts, registers=250))
+    page = report.markdown([good, spills, plain])
+    assert "|`linear_forward`|sm_80|100|bf16 norms first|24|1.00|bf16 norms first|" in page
+
+
+def test_json_keeps_every_build():
+    every = synthetic_rows()
+    stored = json.loads(report.as_json(every))
+    assert [(s["kernel"], s["config"], s["dtype"], s["target"]) for s in stored] == [
+        (r.build.kernel, r.build.config, str(r.build.dtypes), r.build.target) for r in every
+    ]
+
+
+def test_the_page_compares_times_with_the_plain_layer():
+    """Linear 8,4096,4096 moves W bytes: torch's weight_norm reads and writes W more each way, wnfused does not."""
+    (line,) = (
+        line for line in report.markdown(synthetic_rows()).splitlines() if line.startswith("|Linear 8,4096,4096|back")
+    )
+    assert line == "|Linear 8,4096,4096|backward|" + "|".join(["2.00 → 1.00"] * 4) + "|"
+
+
+def test_the_committed_page_has_the_layout_of_the_report():
+    committed = (Path(__file__).parents[3] / "docs" / "audit.md").read_text().splitlines()
+    written = report.markdown(synthetic_rows()).splitlines()
+
+    def layout(page: list[str]) -> list[str]:
+        """Prose, headings and the first two cells of the tables; verdicts and what was found may differ."""
+        lines = [line for line in page if not line.startswith("Violated")]
+        return [
+            "|".join(line.split("|")[2 if "|ok|" in line or "|BROKEN|" in line else 1 :][:2]) or line for line in lines
+        ]
+
+    assert len(committed) < 200
+    assert [line for line in layout(committed) if line] == [line for line in layout(written) if line]

@@ -1,8 +1,7 @@
-"""A weight-normalized layer as initialization sees it, be it one of ours or under either of torch's weight norms.
+"""The weight-normalized layers of a model, wnfused's own or under either of torch's weight norms, for initialization.
 
-Initialization writes gain and direction: under torch's weight norms ``weight`` is only computed from them, and what is
-written into it is lost at the next forward. All values are computed before the first one is written, so that an error
-on the way leaves the model as it was.
+Initialization writes gain and direction, because torch's weight norms overwrite ``weight`` at the next forward. All
+values are computed before the first one is written, so an error leaves the model unchanged.
 """
 
 import math
@@ -156,7 +155,7 @@ def _layer(where: str, name: str, module: nn.Module) -> Layer:
         g, v = torch_norms.gain_and_direction(module, norm)
         dim, eps = None if v is None else norm.dim_for(v.ndim), 0.0
     if g is None or v is None:
-        raise ValueError(f"{where}: its gain or direction is no plain parameter (pruned?)")
+        raise ValueError(f"{where}: its gain or direction is not a plain parameter (pruned?)")
     layer = Layer(name, module, g, v, dim, eps)
     for fan, size in (("fan_in", layer.inputs * layer.taps), ("fan_out", layer.outputs * layer.taps)):
         if size == 0:

@@ -5,12 +5,14 @@ VENV ?= .venv
 PIP_ARGS ?=# more arguments for pip, for example another package index
 ARGS ?=# more arguments for pytest, the training, the benchmarks or the audit
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)# processes that run the tests
+LAYERS ?= 300# drawn layers that test-ptx executes
+SEED ?= 0# of the first of them
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-gpu lint format train bench bench-train bench-gpu audit clean
+.PHONY: help setup build test test-triton test-ptx test-gpu lint format train bench bench-train bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -55,6 +57,10 @@ test: setup lint ## lint, build the native kernels and run the tests
 test-triton: setup ## run the operators' own tests on the Triton kernels, in triton's interpreter (more than half an hour)
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
 	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
+
+test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS drawn layers from SEED on (half an hour or more)
+	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"
+	WNFUSED_PTX_LAYERS=$(LAYERS) WNFUSED_PTX_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/kernels/triton -k ptx $(ARGS)
 
 test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter
 	@echo "==> testing the Triton kernels on a GPU"

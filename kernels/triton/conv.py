@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
-from wnfused.kernels.triton.language import dot, narrowed
+from wnfused.kernels.triton.language import dot, narrowed, product
 
 
 @triton.jit
@@ -265,7 +265,7 @@ def weight_gradient(
     at = row[:, None] * v_first + c[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
     if dots is not None:
         v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(dots + column * rows + row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=n_ok)
+        tl.store(dots + column * rows + row, tl.sum(product(tl.where(ok, acc, 0.0), v_tile), 1), mask=n_ok)
     part = split.to(tl.int64) * elements if INDEX64 else split * elements
     tl.store(dw + part + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
     if sums is not None:

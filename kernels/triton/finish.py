@@ -37,13 +37,15 @@ def finish_weight(
         inverse = gain_over_norm(1.0, norm)
         e = tl.arange(0, BLOCK_E)
         start = (row.to(tl.int64) if INDEX64 else row)[:, None] * length + e[None, :]
-        c = tl.zeros([BLOCK_R], tl.float32)
         if FROM_SPLITS:
+            dot = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
             for e0 in range(0, length, BLOCK_E):
                 ok = row_ok[:, None] & (e < length - e0)[None, :]
                 u = tl.load(v + start + e0, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
-                c += tl.sum(sum_of_parts(dw, start + e0, ok, parts, elements) * u, 1)
+                dot += sum_of_parts(dw, start + e0, ok, parts, elements) * u
+            c = tl.sum(dot, 1)
         else:
+            c = tl.zeros([BLOCK_R], tl.float32)
             for i in range(parts):
                 c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
             c = c * inverse

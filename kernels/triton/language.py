@@ -26,6 +26,16 @@ def narrowed(value, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def product(a, b):
+    """a·b of equal shapes and float32, rounded before it is added to anything.
+
+    For sums across threads. The compiler fuses a product with the addition that follows it: two threads that exchange
+    their products and add would each round the other's alone, and the sums that both hold differ in the last bit.
+    """
+    return tl.fma(a, b, tl.zeros_like(a))
+
+
+@triton.jit
 def root(x):
     """√x, rounded to nearest: NVIDIA's quick root of float32 numbers is not."""
     return tl.sqrt(x) if x.dtype == tl.float64 else tl.sqrt_rn(x)

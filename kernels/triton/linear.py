@@ -16,7 +16,10 @@ from wnfused.kernels.triton.rows import careful_norm, gain_over_norm, is_unsafe
 
 @triton.jit
 def add_squares(squares, tile, LANES: tl.constexpr):
-    """Adds a tile's squares to partial sums of LANES neighbours, which one thread holds: threads exchange nothing."""
+    """Adds a tile's squares to partial sums of LANES neighbours, which one thread holds: threads exchange nothing.
+
+    LANES is 1 where a thread does not read 16 bytes at a time.
+    """
     wide = tile.to(tl.float32)
     ROWS: tl.constexpr = tile.shape[0]
     COLUMNS: tl.constexpr = tile.shape[1]
@@ -28,7 +31,7 @@ def linear_forward(
     x, v, g, norms, bias, y, partial, squares_out,
     M, N, K, x_stride, v_stride, y_stride, gain_step, eps, k_per_split,
     GAIN: tl.constexpr, SINGLE_PASS: tl.constexpr, SPLIT: tl.constexpr, RELU: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, INDEX64: tl.constexpr,
+    PRECISION: tl.constexpr, INDEX64: tl.constexpr, LANES: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """y from x [M, K] and v [N, K]. SINGLE_PASS computes the norms in the same loop and writes them, else reads them.
@@ -45,7 +48,6 @@ def linear_forward(
     last = tl.minimum(first + k_per_split, K) if SPLIT else K
     x_at = x + row[:, None] * x_stride + k[None, :]
     v_at = v + column[:, None] * v_stride + k[None, :]
-    LANES: tl.constexpr = 128 // v.dtype.element_ty.primitive_bitwidth
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     squares = tl.zeros([BLOCK_N, BLOCK_K // LANES], tl.float32)
     if GAIN == "weight":

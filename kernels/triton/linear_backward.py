@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at
-from wnfused.kernels.triton.language import dot, narrowed
+from wnfused.kernels.triton.language import dot, narrowed, product
 from wnfused.kernels.triton.prepare import prepare_channels
 from wnfused.kernels.triton.rows import gain_over_norm
 
@@ -136,7 +136,7 @@ def weight_gradient_tile(
         tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok, eviction_policy="evict_first")
     else:
         if dots is not None:
-            tl.store(dots + tile_k * N + out_row, tl.sum(tl.where(ok, acc, 0.0) * v_tile, 1), mask=row_ok)
+            tl.store(dots + tile_k * N + out_row, tl.sum(product(tl.where(ok, acc, 0.0), v_tile), 1), mask=row_ok)
         tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok)
 
 

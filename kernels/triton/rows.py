@@ -8,7 +8,7 @@ order: no atomics, the same bits every time.
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.language import narrowed, quotient, root
+from wnfused.kernels.triton.language import narrowed, product, quotient, root
 
 # Squares of norms between these bounds neither overflow nor lose digits in float32, even where MOST_SPLITS of them are
 # added; others are summed again, scaled.
@@ -51,7 +51,7 @@ def careful_norm(v_rows, row_ok, K, eps, BLOCK: tl.constexpr):
         ok = row_ok[:, None] & (columns[None, :] < K - k)
         tile = tl.load(v_rows[:, None] + (k + columns)[None, :], mask=ok, other=0.0).to(tl.float32)
         tile = quotient(tile, scale[:, None])
-        total += tl.sum(tile * tile, 1)
+        total += tl.sum(product(tile, tile), 1)
     return scale * root(total)
 
 
@@ -87,26 +87,28 @@ def partial_norms(
     columns = tl.arange(0, BLOCK_E)
     if INDEX64:
         columns = columns.to(tl.int64)
-    total = tl.zeros([BLOCK_R], STATISTICS)
-    largest = tl.zeros([BLOCK_R], STATISTICS)
+    squares_here = tl.zeros([BLOCK_R, BLOCK_E], STATISTICS)  # threads exchange nothing before the loop's end
+    largest_here = tl.zeros([BLOCK_R, BLOCK_E], STATISTICS)
     for e in range(begin, end, BLOCK_E):
         ok = row_ok[:, None] & (e + columns < end)[None, :]
         at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
         tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS)
-        total += tl.sum(tile * tile, 1)
-        largest = tl.maximum(largest, tl.max(tl.abs(tile), 1))
+        squares_here += tile * tile
+        largest_here = tl.maximum(largest_here, tl.abs(tile))
+    total, largest = tl.sum(squares_here, 1), tl.max(largest_here, 1)
     scale = tl.full([BLOCK_R], 1.0, STATISTICS)
     floor = root(tl.full([BLOCK_R], eps, STATISTICS))
     if tl.max(is_unsafe(total).to(tl.int32), 0) > 0:
         if norms is not None:
             largest = tl.maximum(largest, floor)
         scale = tl.where(is_unsafe(total), usable_scale(largest), scale)
-        total = tl.zeros([BLOCK_R], STATISTICS)
+        squares_here = tl.zeros([BLOCK_R, BLOCK_E], STATISTICS)
         for e in range(begin, end, BLOCK_E):
             ok = row_ok[:, None] & (e + columns < end)[None, :]
             at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
             tile = quotient(tl.load(v + at, mask=ok, other=0.0).to(STATISTICS), scale[:, None])
-            total += tl.sum(tile * tile, 1)
+            squares_here += tile * tile
+        total = tl.sum(squares_here, 1)
     if norms is not None:
         floor = quotient(floor, scale)
         tl.store(norms + row, scale * root(total + floor * floor), mask=row_ok)
@@ -173,15 +175,15 @@ def partial_dots(
     if INDEX64:
         columns = columns.to(tl.int64)
     inverse = gain_over_norm(1.0, tl.load(norms + row, mask=row_ok, other=0.0))
-    total = tl.zeros([BLOCK_R], STATISTICS)
+    total = tl.zeros([BLOCK_R, BLOCK_E], STATISTICS)
     begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
     end = tl.minimum(begin + per_split, length)
     for e in range(begin, end, BLOCK_E):
         ok = row_ok[:, None] & (e + columns < end)[None, :]
         at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
         u = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * inverse[:, None]
-        total += tl.sum(tl.load(dw + at, mask=ok, other=0.0).to(STATISTICS) * u, 1)
-    tl.store(dots + split * rows + row, total, mask=row_ok)
+        total += tl.load(dw + at, mask=ok, other=0.0).to(STATISTICS) * u
+    tl.store(dots + split * rows + row, tl.sum(total, 1), mask=row_ok)
 
 
 @triton.jit

@@ -33,6 +33,12 @@ def forward_gain(x: Tensor, v: Tensor, dim: Dim) -> str | None:
     return "weight" if narrow and v.dtype == torch.float32 else "output"
 
 
+def lanes_of(v: Tensor) -> int:
+    """Neighbours in v's rows that a thread of the forward reads at once: 16 bytes, or 1 element of unaligned rows."""
+    aligned = all(size % 16 == 0 for size in (v.shape[1], v.stride(0), v.data_ptr()))
+    return 16 // v.element_size() if aligned else 1
+
+
 def problem_of(kernel: str, m: int, n: int, k: int, x: Tensor, v: Tensor, single_pass: bool = False) -> Problem:
     # As triton's launcher sees it: addresses that are multiples of 16 bytes, sizes and steps that are multiples of 16.
     aligned = all(size % 16 == 0 for size in (*v.shape, v.stride(0), *x.stride()[-2:-1], x.data_ptr(), v.data_ptr()))
@@ -81,7 +87,8 @@ def _launch_forward(
     linear.linear_forward[(cdiv(m, tile.m) * cdiv(n, tile.n), splits)](
         x, v, g, norms, bias, y, partial, squares, m, n, k, x.stride(0), v.stride(0), y.stride(0), step, eps, per_split,
         GAIN=gain, SINGLE_PASS=single, SPLIT=splits > 1, RELU=relu, EVEN=k % tile.k == 0,
-        PRECISION=precision(linear_dtypes(x, v)), INDEX64=wide, BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
+        PRECISION=precision(linear_dtypes(x, v)), INDEX64=wide, LANES=lanes_of(v),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
         **launch_options(tile.warps, tile.stages),
     )  # fmt: skip
     if partial is not None:

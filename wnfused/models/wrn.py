@@ -16,7 +16,8 @@ class WRN(nn.Module):
     convolutions as shortcuts where the shape changes, and biases in the convolutions. As in the paper, the stem has 16k
     channels; the authors' code and Zagoruyko & Komodakis (2016) have 16, and a shortcut in the first stage. The last
     layer is a plain ``nn.Linear`` with torch's default initialization, as in the authors' code; the paper does not
-    specify it. ``stem_stride=2`` halves the resolution, as the authors' code does to fit very deep networks into memory.
+    specify it. ``stem_stride=2`` halves the resolution, as the authors' code does to save memory in very deep
+    networks.
 
     ``norm="batch"`` replaces each weight norm by a batch norm and changes nothing else. Zagoruyko & Komodakis and the
     authors' code for batch norm are pre-activation networks (the code applies a block's first batch norm twice).

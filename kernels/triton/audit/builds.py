@@ -197,7 +197,7 @@ def _unaligned(build: Build) -> Build:
         sizes |= _CONTIGUOUS
     else:
         sizes |= {name: 4095 for name, size in sizes.items() if size == 4096}
-        constants["EVEN"] = False
+        constants |= {"EVEN": False, "LANES": 1}
     mode = f"{build.mode}, unaligned"
     return replace(build, mode=mode, sizes=_items(sizes), constants=_items(constants), aligned=False)
 
@@ -290,6 +290,7 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
     constants: dict[str, Constant] = {
         "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes.rounded else "ieee",
         "MIXED": dtypes.activations != dtypes.weights, "SUM_FAR": False, "BLOCK_P": 64, "BLOCK_C": 32,
+        "LANES": 128 // int(dtypes.weights.strip("bfp")),
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
         **PLAIN.get(kernel, _FEW_ROWS), **mode.constants, **_blocks(kernel, tile),
     }  # fmt: skip
@@ -321,7 +322,10 @@ _OTHER_MODES = {
         _ACROSS._replace(constants={**_ACROSS.constants, "scales": None, "squares": None}),
     ),
     **dict.fromkeys(("write_normalized", "partial_dots", "project"), (Mode("rows along memory", {}), _ACROSS)),
-    "finish_weight": (Mode("in place", {}), Mode("from splits", {"FROM_SPLITS": True, "dots": None, "scales": None})),
+    "finish_weight": (
+        Mode("in place", {}),
+        Mode("from splits", {"FROM_SPLITS": True, "dots": None, "scales": None}, pointers=(("dw", "fp32"),)),
+    ),
     "prepare_gradient": (
         Mode("two steps", {"dots": None, "dg": None}),
         Mode("one pass", {"sums": None}),
@@ -356,7 +360,7 @@ def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
     else:
         sizes = {**_LINEAR_SIZES, **_ROW_SIZES, **_PIXEL_SIZES}
     constants = {name: value for name, value in {**constants, **mode.constants}.items() if value != _POINTER}
-    pointers = _items(_TABLES) if kernel == "many_row_norms" else ()
+    pointers = _items(_TABLES) if kernel == "many_row_norms" else mode.pointers
     module, name = OTHER_KERNELS[kernel], mode.name or "as shipped"
     return Build(kernel, module, target, dtypes, name, None, _items(sizes), _items(constants), pointers=pointers)
 

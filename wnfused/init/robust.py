@@ -52,8 +52,8 @@ def robust_(
     """Initialize every weight-normalized layer of a model with ``robust_layer_`` and the γ of its role.
 
     ``roles`` maps layer names to a γ or a ``Role``; by default it is ``infer_roles(model, example_input)``. Other
-    layers (a plain last layer, batch norms) are not changed. ``padding="aware"``, which is not in the paper, divides the
-    gain of each convolution by its ``padding_factor`` on the maps that ``example_input`` gives it.
+    layers (a plain last layer, batch norms) are not changed. ``padding="aware"``, which is not in the paper, divides
+    the gain of each convolution by its ``padding_factor`` on the maps that ``example_input`` gives it.
     """
     layers = layers_of("robust_", model)
     _check("robust_", variant, distribution, generator)

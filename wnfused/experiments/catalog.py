@@ -73,7 +73,7 @@ def run(
     results.open(command or f"wnfused.experiments.run({name!r}, scale={scale!r})")
     try:
         with locked(results.path / ".lock", wait=False):
-            sweep = Sweep(Ledger(results.path / "runs.jsonl"), executor, say)
+            sweep = Sweep(Ledger(results.path), executor, say)
             return results.write(experiment.title, experiment.run(experiment.scales[scale], sweep))
     except Locked:
         raise RunError(f"out: another process is running this experiment in {results.path}") from None

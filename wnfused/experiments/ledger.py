@@ -1,38 +1,45 @@
 """The outcomes of an experiment's jobs, one JSON line each: written when a job ends, never changed.
 
 A process may be killed at any moment. A line that was being written then has no newline at its end and is dropped; all
-others are on the disk.
+others are on the disk. The lines fill runs-1.jsonl, runs-2.jsonl and so on, each small enough for a repository.
 """
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from wnfused.experiments.jobs import Job, Outcome
 from wnfused.files import write_atomically
 from wnfused.train import RunError
 
+MOST_BYTES = 250_000  # of a file
+
 
 class Ledger:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self._outcomes: dict[str, Outcome] = {}
-        if path.exists():
+        self._number = 1
+        while self._file.exists():
             self._read()
+            self._number += 1
+        self._number = max(1, self._number - 1)
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / f"runs-{self._number}.jsonl"
 
     def _read(self) -> None:
-        content = self.path.read_bytes()
+        content = self._file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 entry = json.loads(line)
                 self._outcomes[entry["key"]] = entry["outcome"]
             except (ValueError, KeyError, TypeError):
-                raise RunError(f"{self.path}: line {number} is not a record of a run; remove it or the file") from None
+                raise RunError(f"{self._file}: line {number} is not the record of a job; remove it") from None
         if whole != content:
-            write_atomically(self.path, whole)
+            write_atomically(self._file, whole)
 
     def __len__(self) -> int:
         return len(self._outcomes)
@@ -42,12 +49,11 @@ class Ledger:
 
     def add(self, job: Job, outcome: Outcome) -> None:
         self._outcomes[job.key] = outcome
-        line = json.dumps(_entry(job, outcome), ensure_ascii=False) + "\n"
-        with self.path.open("ab") as file:
-            file.write(line.encode())
+        entry = {"key": job.key, "function": job.function, "settings": dict(job.settings), "outcome": outcome}
+        line = (json.dumps(entry, ensure_ascii=False, separators=(",", ":")) + "\n").encode()
+        if self._file.exists() and self._file.stat().st_size + len(line) > MOST_BYTES:
+            self._number += 1
+        with self._file.open("ab") as file:
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
-
-
-def _entry(job: Job, outcome: Outcome) -> Mapping[str, Any]:
-    return {"key": job.key, "function": job.function, "settings": dict(job.settings), "outcome": outcome}

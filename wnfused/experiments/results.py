@@ -107,7 +107,7 @@ class Results:
         if findings.deviations:
             parts += ["## What differs from the paper", "\n".join(f"- {line}" for line in findings.deviations)]
         made = f"`{about['command']}` on {about['machine']}, torch {about['torch']}, wnfused {about['wnfused']}."
-        parts += ["## Made by", f"{made} Every run with its settings and seed is in [runs.jsonl](runs.jsonl)."]
+        parts += ["## Made by", f"{made} Every run with its settings and seed is in [runs-1.jsonl](runs-1.jsonl)."]
         return "\n\n".join(parts) + "\n"
 
     def _write(self, name: str, content: Any) -> None:

@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	             "or name another Python: make PYTHON=python3.12" >&2; exit 1; }; }
 	@echo "==> installing wnfused, its tools and its dependencies into $(VENV) (versions: constraints.txt)"
 	$(PIP_INSTALL) --quiet "setuptools>=77"
-	$(PIP_INSTALL) --no-build-isolation --editable ".[train,dev]"
+	$(PIP_INSTALL) --no-build-isolation --editable ".[train,deploy,dev]"
 	@touch $@
 
 build: setup ## compile the native CPU kernels ahead of first use

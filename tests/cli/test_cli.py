@@ -101,6 +101,17 @@ def test_sigterm_cleans_up_and_leaves_without_a_traceback(capsys, monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_closed_pipe_ends_without_a_traceback(tmp_path):
+    """As in `wnfused doctor … | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "wnfused", "--version"], cwd=tmp_path, stdout=pipe, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_a_handler_of_the_callers_is_left_alone(capsys, monkeypatch):
     seen: list[int] = []
     monkeypatch.setitem(

@@ -191,6 +191,17 @@ def test_info_as_text(capsys, monkeypatch):
     assert lines["bf16 matmul"].strip() == "works"
 
 
+def test_info_without_a_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    _, out, _ = run(capsys, "info")
+    lines = dict(line.strip().split("  ", 1) for line in out.splitlines())
+    assert lines["GPU"].strip() == "no GPU" and lines["triton"].strip() == "unavailable: no GPU"
+    assert "interpret" not in out.lower()
+
+
 def test_info_builds_nothing(capsys, monkeypatch, empty_cache):
     monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
     monkeypatch.setattr(cli.info, "_compiler", lambda: "/usr/bin/c++")

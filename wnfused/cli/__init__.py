@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from wnfused.cli import train, experiment, report, build, info, tune, audit, doctor  # isort: skip
+from wnfused.cli import train, experiment, report, bench, build, info, tune, audit, doctor  # isort: skip
 from wnfused.cli.commands import (
     COMMANDS,
     Command,
@@ -15,7 +15,20 @@ from wnfused.cli.commands import (
     wnfused_version,
 )
 
-__all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "experiment", "info", "main", "report", "train", "tune"]
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "audit",
+    "bench",
+    "build",
+    "doctor",
+    "experiment",
+    "info",
+    "main",
+    "report",
+    "train",
+    "tune",
+]
 
 CLOSED_PIPE = 128 + 13  # the exit code that shells use for SIGPIPE, which Windows does not have
 

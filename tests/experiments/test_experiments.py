@@ -39,6 +39,8 @@ class Listing:
     def outcome(self, job: Job) -> Outcome:
         if job.function == "hessian:measure":
             return {"log10": 1.0, "converged": True, "seconds": 1.0}
+        if job.function == "rl:measure":
+            return {"curve": [None, 1.0] * 20, "final_return": 1.0, "started": True, "diverged_step": None}
         accuracy = 0.5 / (1 + job.settings["config"]["lr"])
         done = {"diverged_step": None, "threshold_step": None, "steps": 10, "losses": [2.0, 1.0], "seconds": 1.0}
         return {**done, "train_accuracy": accuracy, "test_accuracy": accuracy}
@@ -50,11 +52,16 @@ class Listing:
 @pytest.mark.parametrize("name", [name for name in experiments.NAMES if name != "propagation"])
 def test_every_job_of_every_scale_is_valid(name: str, scale: str, tmp_path: Path) -> None:
     """Seeds and batches are paired: every initialization sees the same seeds."""
+    if name == "rl":
+        pytest.importorskip("gymnasium")
     executor = Listing()
     page = experiments.run(name, scale=scale, out=tmp_path, executor=executor)
     assert executor.jobs and page.read_text().startswith("# ")
     seeds: dict[str, set[int]] = {}
     for job in executor.jobs:
+        if name == "rl":
+            seeds.setdefault(job.settings["arm"], set()).add(job.settings["seed"])
+            continue
         config = Config(**job.settings["config"])
         seeds.setdefault(f"{config.model} {config.norm} {config.init}", set()).add(config.seed)
     assert len({frozenset(some) for some in seeds.values()}) == 1

@@ -23,6 +23,7 @@ MODULES = {
     "seed-robustness": "seed_robustness",
     "generalization": "generalization",
     "hessian": "hessian",
+    "rl": "rl",
 }
 
 

@@ -17,6 +17,7 @@ INITS = {
     "he": ("He, g = 1", "#9467bd"),
     "robust_padding": ("proposed, padding-aware", "#e377c2"),
     "batch": ("batch norm", "#7f7f7f"),
+    "none": ("no normalization", "#393b79"),
 }
 
 

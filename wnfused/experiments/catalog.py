@@ -24,6 +24,7 @@ MODULES = {
     "generalization": "generalization",
     "hessian": "hessian",
     "rl": "rl",
+    "depth-transfer": "depth_transfer",
 }
 
 

@@ -7,12 +7,13 @@
 Every initialization sees the same seeds, and so the same batches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from wnfused.experiments.jobs import Job, Outcome
+from wnfused.experiments.peers import PEERS
 from wnfused.experiments.plots import axes, color, label
 from wnfused.experiments.results import Findings, Table
 from wnfused.experiments.search import largest_stable, survived
@@ -37,10 +38,11 @@ class Depth:
 class Setting:
     base: Mapping[str, Any]  # fields of Config
     depths: Sequence[Depth]
-    inits: Sequence[str]
+    inits: Sequence[str]  # of weight-normalized layers, "batch" for batch norm, or a peer
     rates: Sequence[float]  # rising
     seeds: int
     deviations: Sequence[str] = ()
+    stable: Callable[[Outcome], bool] = survived  # the rule of the search
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def measure(setting: Setting, sweep: Sweep) -> Cells:
             f"{depth.layers} layers",
             {init: partial(_search_trial, setting, depth, init) for init in setting.inits},
             setting.rates,
+            setting.stable,
         )
         best = _best_rates(setting, depth, stable, sweep)
         pairs = [(init, seed) for init in setting.inits if best[init] for seed in range(setting.seeds)]
@@ -108,6 +111,8 @@ def _search_trial(setting: Setting, depth: Depth, init: str, lr: float) -> Job:
 
 def _trial(setting: Setting, depth: Depth, init: str, lr: float, *, test: bool = False, **more: Any) -> Job:
     method = {"norm": "batch", "init": "he"} if init == "batch" else {"init": init}
+    if init in PEERS:
+        method = {"peer": init, "norm": "none", "init": "he"}
     return trial(test=test, **{**setting.base, "model": depth.model, **depth.changes, **method, "lr": lr, **more})
 
 

@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.experiments import Listing
 from wnfused import cli, experiments
 from wnfused.experiments import catalog, trial
 from wnfused.experiments.executors import Local
-from wnfused.experiments.jobs import Job, Outcome
 from wnfused.experiments.ledger import Ledger
 from wnfused.experiments.sweep import Sweep
 from wnfused.train import Config
@@ -21,31 +20,6 @@ def test_every_experiment_has_three_scales_and_a_line_in_the_list(capsys: pytest
     assert [line.split()[0] for line in lines] == list(experiments.NAMES)
     for name in experiments.NAMES:
         assert tuple(catalog.get(name).scales) == catalog.SCALES
-
-
-class Listing:
-    """Notes the jobs instead of running them: everything trains, with an accuracy that falls with the learning rate."""
-
-    workers = 1
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def run(self, jobs: Any) -> Any:
-        for job in jobs:
-            self.jobs.append(job)
-            yield job, self.outcome(job)
-
-    def outcome(self, job: Job) -> Outcome:
-        if job.function == "hessian:measure":
-            return {"log10": 1.0, "converged": True, "seconds": 1.0}
-        if job.function == "rl:measure":
-            return {"curve": [None, 1.0] * 20, "final_return": 1.0, "started": True, "diverged_step": None}
-        accuracy = 0.5 / (1 + job.settings["config"]["lr"])
-        done = {"diverged_step": None, "threshold_step": None, "steps": 10, "losses": [2.0, 1.0], "seconds": 1.0}
-        return {**done, "train_accuracy": accuracy, "test_accuracy": accuracy}
-
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("scale", catalog.SCALES)

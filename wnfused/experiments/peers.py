@@ -1,7 +1,7 @@
 """Other ways to train deep residual networks without normalizing activations, on the same WRN with plain layers.
 
-fixup      Zhang, Dauphin & Ma (2019): the last layer of each branch and the head are 0, the other layers of branches are
-           scaled down by L^(−1/(2m − 2)) (L branches of m layers), scalar biases and multipliers are learned.
+fixup      Zhang, Dauphin & Ma (2019): the last layer of each branch and the head are 0, the other layers of branches
+           are scaled down by L^(−1/(2m − 2)) (L branches of m layers), scalar biases and multipliers are learned.
 skip_init  De & Smith (2020), and ReZero, Bachlechner et al. (2020): each branch is multiplied by a learned scalar,
            0 at first.
 scaled_ws  Brock, De & Smith (2021): weights are standardized row by row in every forward pass; the expected variance of

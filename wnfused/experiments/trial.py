@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ THRESHOLD = 1000.0  # the second rule: a loss above it. The first, the paper's, 
 BINS = 10  # of the recorded loss curve
 
 
-def trial(*, test: bool = False, peer: str | None = None, **config: Any) -> Job:
-    """The job of one run; ``test`` also measures its accuracy on the test images.
+def trial(*, test: bool | int = False, peer: str | None = None, **config: Any) -> Job:
+    """The job of one run; ``test`` also measures its accuracy on the test images, or on the first ``test`` of them.
 
     ``peer`` names one of ``peers.PEERS``, which then builds the network in place of the configuration's norm and init.
     """
@@ -36,7 +37,10 @@ def run(settings: dict[str, Any], data_dir: str | None) -> Outcome:
     start = time.perf_counter()
     config = Config(**settings["config"])
     with distributed.joined(config.device) as world:
-        loaders = images.loaders(config, _data_set(config.data, data_dir), world)
+        dataset = _data_set(config.data, data_dir)
+        if settings["test"] > 1:  # True is 1
+            dataset = replace(dataset, test=data.first(dataset.test, settings["test"]))
+        loaders = images.loaders(config, dataset, world)
         if peer := settings.get("peer"):
             model = peers.network(peer, config, loaders.shape, loaders.classes)
         else:

@@ -184,6 +184,6 @@ def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:
 def _refresh(module: nn.Module) -> None:
     """Recompute ``weight`` under torch's hook, which otherwise updates it only at the next forward."""
     for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, WeightNorm):
+        if isinstance(hook, WeightNorm) and not isinstance(module, WeightNormalized):
             with torch.set_grad_enabled(getattr(module, hook.name).requires_grad):
                 setattr(module, hook.name, hook.compute_weight(module))

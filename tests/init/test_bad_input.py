@@ -112,7 +112,7 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (mlp, lambda m: data_dependent_(m, X, distribution="x"), "data_dependent_: distribution"),
         (Constant, lambda m: data_dependent_(m, torch.randn(4, 2, 5)), "layer 'second': channel 0 is constant"),
         (Unreached, lambda m: data_dependent_(m, X), "the forward pass of the batch does not reach 'unused'"),
-        (mlp, lambda m: data_dependent_(m, WRONG), rf"data_dependent_: batch: {MISFIT}: ArgumentValueError: wn_linear: x"),
+        (mlp, lambda m: data_dependent_(m, WRONG), rf"batch: {MISFIT}: ArgumentValueError: wn_linear: x"),
         *[
             (build, lambda m, call=call, x=x: call(m, x), f"infer_roles: {message}")
             for call in (robust_, hanin_, explain, infer_roles)

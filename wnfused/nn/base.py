@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from wnfused import checks, functional
+from wnfused.nn.lost_writes import computed
 from wnfused.nn.plain import fold_layer, folded_weight
 from wnfused.nn.torch_hooks import mark
 from wnfused.nn.torch_parametrizations import LayerType, Parametrizations
@@ -93,7 +94,7 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
     @property
     def weight(self) -> Tensor:
         """The normalized weight, computed on each access from ``weight_g`` and ``weight_v``; differentiable in both."""
-        return functional.weight_norm(self.weight_v, self.weight_g, self.dim, self.eps)
+        return computed(functional.weight_norm(self.weight_v, self.weight_g, self.dim, self.eps))
 
     @weight.setter
     def weight(self, value: Any) -> None:

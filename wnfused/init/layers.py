@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
 from wnfused import checks
-from wnfused.nn.base import WeightNormalized
+from wnfused.nn.base import WeightNormalized, gain_of
 from wnfused.surgery import torch_norms
 
 
@@ -172,6 +172,14 @@ def write(plan: Sequence[tuple[Layer, Values]]) -> None:
             if layer.bias is not None:
                 _fill(layer.bias, values.bias)
             _refresh(layer.module)
+
+
+def write_weight(layer: Layer, weight: Tensor) -> None:
+    """Set v to ``weight`` and g to its norms, so that the computed weight is this one; the bias stays."""
+    with torch.no_grad():
+        _fill(layer.v, weight)
+        _fill(layer.g, gain_of(layer.v, layer.dim, layer.eps))
+        _refresh(layer.module)
 
 
 def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:

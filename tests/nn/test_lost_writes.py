@@ -100,6 +100,8 @@ def test_it_is_a_tensor_to_everything_else():
             with torch.no_grad():
                 parameter.add_(1)
         assert nn.Parameter(layer.weight).is_leaf
+        torch.testing.assert_close(layer.weight, nn.Parameter(layer.weight))
+        torch.testing.assert_close(nn.Parameter(layer.weight.data), layer.weight)
         masked = layer.weight
         masked *= 0.5  # differentiable: a step of the caller's own computation
         masked.sum().backward()

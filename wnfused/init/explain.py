@@ -30,7 +30,7 @@ def explain(
     layers = {layer.name: layer for layer in layers_of("explain", model)}
     check_padding("explain", padding, example_input)
     found = roles_of("explain", model, example_input, roles, list(layers.values()))
-    factors = padding_factors("explain", model, example_input, list(layers.values()), padding)
+    factors = padding_factors("explain", model, example_input, [layers[name] for name in found], padding)
     rows = [_row(layers[name], role, factors[name]) for name, role in found.items()]
     text = _table(rows, [name for name in COLUMNS if padding == "aware" or name != "padding"])
     (sys.stdout if file is None else file).write(text + "\n")

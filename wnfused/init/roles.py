@@ -15,6 +15,7 @@ common origin and the paths from there differ in length; the shorter path is the
 the same shape form a stage.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,8 +52,10 @@ def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
     one is enough) in eval mode without gradients, and is not changed. If the calls of a shared layer have different
     roles, its kind is "other", and ``why`` lists them.
 
-    Raises ``RolesUnknown`` if the model does not run, does not call some layer, or passes a layer's output to an
-    operation that cannot be traced (a scripted function, numpy). Pass ``roles=`` to the scheme in this case.
+    Layers that the model does not call in eval mode are missing from the result, and a warning names them.
+
+    Raises ``RolesUnknown`` if the model does not run, calls no layer, or passes a layer's output to an operation that
+    cannot be traced (a scripted function, numpy). Pass ``roles=`` to the scheme in this case.
     """
     checks.module("infer_roles", model)
     layers = normalized_modules(model)
@@ -69,10 +72,10 @@ def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
 def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     uncalled = [name for name in layers if name not in graph.calls]
     if uncalled:
-        raise RolesUnknown(
-            f"infer_roles: {listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
-            "role is unknown; pass roles="
-        )
+        message = f"infer_roles: {listed(uncalled)}: not called when the model runs on example_input in eval mode"
+        if not graph.calls:
+            raise RolesUnknown(f"{message}, so the role is unknown; pass roles=")
+        warnings.warn(f"{message}, so the layer gets no role and is not initialized; pass roles=", stacklevel=3)
     ends = [
         name
         for name, calls in graph.calls.items()

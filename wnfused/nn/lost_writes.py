@@ -23,7 +23,14 @@ def computed(weight: Tensor) -> Tensor:
     return weight.as_subclass(ComputedWeight) if plain and torch._C._get_tracing_state() is None else weight
 
 
-class ComputedWeight(Tensor):
+class _AnyTensor(type(Tensor)):  # type: ignore[misc]
+    """Every tensor counts as an instance: ``torch.testing.assert_close`` compares only related classes."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor)
+
+
+class ComputedWeight(Tensor, metaclass=_AnyTensor):
     """The normalized weight of a layer, computed from its gain and direction."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

@@ -25,7 +25,8 @@ from wnfused.nn.layers import (
 )
 from wnfused.nn.subclasses import fused_subclass, why_not_fused
 from wnfused.ops.reference import gain_shape
-from wnfused.surgery import torch_norms
+from wnfused.surgery import norm_only, torch_norms
+from wnfused.surgery.lost_initialization import lost_initializations
 from wnfused.surgery.report import ConvertReport
 from wnfused.surgery.torch_norms import TorchNorm
 
@@ -49,22 +50,28 @@ def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
     Outputs and gradients stay the same up to rounding. The parameters are the same objects in the same order, so an
     existing optimizer keeps working and its saved states still load. Layers for which ``filter(name, module)`` is false
     are skipped. So are layers without a counterpart: recurrent layers, a norm on a parameter other than ``weight``,
-    norms combined with other parametrizations. The report gives the reasons.
+    norms combined with other parametrizations. The report gives the reasons. Recurrent layers (``report.norms_only``)
+    keep torch's norm, but wnfused's operator computes it, which is right for rows of zeros and in double backward.
 
     Your own subclasses of the ``torch.nn`` layers stay instances of their class, with its methods: their
     ``super().forward(x)`` is the fused forward, and ``self.weight`` the normalized weight.
+
+    If the model's own ``init_weights`` was lost, because it writes into the computed weight, ``report.notes`` says so.
 
     torch's ``remove_weight_norm`` and ``remove_parametrizations``, and model methods that call them, fold a converted
     layer as ``wnfused.fold`` does.
     """
     checks.module("convert", model)
     report, plan = plan_of_convert(model, filter)
+    report.notes += lost_initializations(model)
     for module, norm, kind in plan:
         g, v = torch_norms.gain_and_direction(module, norm)
         assert g is not None
         assert v is not None
         torch_norms.take_off(module, norm)
         become(module, kind, g, v, norm.dim_for(v.ndim))
+    for name in report.norms_only:
+        norm_only.use_operator(model.get_submodule(name))
     return report
 
 
@@ -81,6 +88,8 @@ def plan_of_convert(
         reason = _why_not_convert(module, norms) or _filtered(filter, name, module)
         if reason is not None:
             report.skipped[name] = reason
+            if _takes_operator(module, norms) and _filtered(filter, name, module) is None:
+                report.norms_only.append(name)
             continue
         report.converted.append(name)
         kind = parametrize.type_before_parametrizations(module)
@@ -142,6 +151,11 @@ def _why_not_convert(module: nn.Module, norms: list[TorchNorm]) -> str | None:
     if others := torch_norms.others_on(module):
         return f"weight norm is combined with {', '.join(others)}"
     return _obstacle(module) or why_not_fused(kind, _counterpart(kind)) or _unfit(module, norms[0])
+
+
+def _takes_operator(module: nn.Module, norms: list[TorchNorm]) -> bool:
+    """Whether wnfused's operator can replace torch's function in a module that keeps torch's norm."""
+    return isinstance(module, nn.RNNBase | nn.RNNCellBase) and all(_unfit(module, norm) is None for norm in norms)
 
 
 def _obstacle(module: nn.Module) -> str | None:

@@ -12,7 +12,7 @@ from wnfused import checks
 from wnfused.nn.base import SPELLINGS, WeightNormalized
 from wnfused.nn.plain import fold_layer, folded_weight, without_norm
 from wnfused.nn.subclasses import additions
-from wnfused.surgery import torch_norms
+from wnfused.surgery import norm_only, torch_norms
 from wnfused.surgery.convert import LAYERS, Filter
 from wnfused.surgery.own_removal import silence_own_removal
 from wnfused.surgery.report import ConvertReport
@@ -66,6 +66,9 @@ def to_torch(model: nn.Module, *, api: str = "parametrizations", filter: Filter 
     for layer in layers:
         g, v, dim = layer.weight_g, layer.weight_v, layer.dim
         torch_norms.put_on(without_norm(layer), api, g, v, dim)
+    for name, module in model.named_modules():
+        if (filter is None or filter(name, module)) and norm_only.use_torch(module):
+            report.converted.append(name)
     return report
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 @dataclass(eq=False)
 class ConvertReport:
-    """The names of the layers that were changed, and the reason for each layer that was skipped.
+    """The names of the layers that were changed, the reason for each layer that was skipped, and notes on the model.
 
     The model itself is changed in place and not returned. A report equals its ``count`` (``fold(model) == 3``), is
     false if nothing was changed, and raises an explanation where it is used as a model (``model = fold(model)``).
@@ -17,6 +17,8 @@ class ConvertReport:
     converted: list[str] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     action: str = "converted"
+    notes: list[str] = field(default_factory=list)
+    norms_only: list[str] = field(default_factory=list)  # skipped, but their norm uses wnfused's operator
 
     @property
     def count(self) -> int:
@@ -24,7 +26,10 @@ class ConvertReport:
 
     def __str__(self) -> str:
         lines = [f"{self.action} {self.count} layer{'s' * (self.count != 1)}, skipped {len(self.skipped)}"]
-        lines += [f"  {name or '(the model itself)'}: {reason}" for name, reason in self.skipped.items()]
+        for name, reason in self.skipped.items():
+            operator = "; wnfused's operator computes its norm" if name in self.norms_only else ""
+            lines.append(f"  {name or '(the model itself)'}: {reason}{operator}")
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
     def __index__(self) -> int:

@@ -43,6 +43,15 @@ def norms_on(module: nn.Module) -> list[TorchNorm]:
     return found
 
 
+def norm_objects(module: nn.Module) -> list[Any]:
+    """torch's objects that compute the normalized tensors: hooks and steps of parametrizations."""
+    hooks = [
+        h for h in module._forward_pre_hooks.values() if isinstance(h, WeightNorm) and not isinstance(h, FusedNorm)
+    ]
+    steps = [step for list_ in _parametrizations(module).values() for step in list_]
+    return hooks + [step for step in steps if isinstance(step, _WeightNorm)]
+
+
 def others_on(module: nn.Module) -> list[str]:
     """Names of other reparametrizations of the module: spectral norm, pruning, parametrizations of any kind."""
     hooks = [

@@ -75,6 +75,7 @@ train: setup ## train a deep weight-normalized network from three initialization
 
 results: setup ## run every experiment of the paper at smoke scale into results/ (ARGS="--scale small": hours)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/experiments/test_pages.py
+	@$(PIP_INSTALL) --quiet --no-build-isolation --editable ".[rl]"
 	@for name in $$($(BIN)/wnfused experiment list | awk '{ print $$1 }'); do \
 	    echo "==> wnfused experiment $$name"; $(BIN)/wnfused experiment $$name --out results --force $(ARGS) || exit; done
 

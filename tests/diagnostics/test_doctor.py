@@ -183,9 +183,12 @@ def test_torchs_old_weight_norm(module: str, capsys: pytest.CaptureFixture[str])
 
 def test_an_uncalled_layer_and_an_unsupported_one(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The report says what is unknown and shows the rest; the model returns a dict."""
-    with pytest.warns(UserWarning, match="explain: unsupported layers were left unchanged"):
+    with (
+        pytest.warns(UserWarning, match="explain: unsupported layers were left unchanged"),
+        pytest.warns(UserWarning, match="infer_roles: 'spare': not called"),
+    ):
         code, page, _ = run(capsys, f"{module}:Spare", "--input", "6,4")
-    assert code == 0 and "unknown: infer_roles: 'spare': not called" in page
+    assert code == 0 and "not called, and left unchanged: 'spare'" in page
     assert "not examined: memory (LSTM)" in page and "used" in page.split("Signal")[1]
 
 

@@ -184,11 +184,19 @@ def test_whole_encodec_gives_the_same_codes():
         assert difference(codec(x).audio_values, audio) < TOLERANCE
 
 
-def test_the_models_own_remove_weight_norm_raises_after_convert():
-    model, _ = build(dac)
-    wnfused.convert(model)
-    with pytest.raises(ValueError, match="weight_norm of 'weight' not found in WNConv1d"):
-        model.remove_weight_norm()
+@pytest.mark.parametrize("folded", [False, True])
+def test_the_models_own_remove_weight_norm_works_after_convert_and_after_fold(folded):
+    model, x = build(dac)
+    with torch.no_grad():
+        expected = model(x).audio_values
+    report = wnfused.convert(model)
+    if folded:
+        assert wnfused.fold(model) == report.count
+    model.remove_weight_norm()
+    assert not any(hasattr(m, "weight_g") or m._forward_pre_hooks for m in model.modules())
+    assert {type(m) for m in model.modules() if hasattr(m, "kernel_size")} == {nn.Conv1d, nn.ConvTranspose1d}
+    with torch.no_grad():
+        assert difference(model(x).audio_values, expected) < TOLERANCE
 
 
 def roles(make):

@@ -16,6 +16,7 @@ from wnfused.model_io import tensors_in
 from wnfused.nn.base import WeightNormalized
 from wnfused.ops.reference import row_norms
 from wnfused.surgery.convert import plan_of_convert
+from wnfused.surgery.lost_initialization import lost_initializations
 
 
 class BadModel(ValueError):
@@ -78,6 +79,7 @@ def examine(model: nn.Module, example: Any) -> str:
         ("Roles and gains", _roles(model, example, errors)),
         ("Signal", _signal(model, example, layers, errors)),
         ("Dead rows", _dead_rows(layers)),
+        ("Initialization", "\n".join(lost_initializations(model)) or "no sign of a lost initialization"),
         ("Dtypes and layouts", _problems(layers, example)),
         ("What fusing would save", _fusing(model, layers)),
     ]

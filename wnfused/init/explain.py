@@ -7,7 +7,7 @@ from torch import nn
 
 from wnfused.formatting import aligned, fits
 from wnfused.init.gains import fans, gain_parameter
-from wnfused.init.layers import Layer, layers_of
+from wnfused.init.layers import Layer, layers_of, listed
 from wnfused.init.padding import check_padding, padding_factors
 from wnfused.init.robust import Roles, gamma_of, roles_of
 
@@ -32,9 +32,11 @@ def explain(
     layers = {layer.name: layer for layer in layers_of("explain", model)}
     check_padding("explain", padding, example_input)
     found = roles_of("explain", model, example_input, roles, list(layers.values()))
-    factors = padding_factors("explain", model, example_input, list(layers.values()), padding)
+    factors = padding_factors("explain", model, example_input, [layers[name] for name in found], padding)
     rows = [_row(layers[name], role, factors[name]) for name, role in found.items()]
     text = _table(rows, [name for name in COLUMNS if padding == "aware" or name != "padding"])
+    if uncalled := [name for name in layers if name not in found]:
+        text += f"\nnot called, and left unchanged: {listed(uncalled)}"
     (sys.stdout if file is None else file).write(text + "\n")
     return text
 

@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-ptx test-gpu lint format train bench bench-train bench-gpu audit clean
+.PHONY: help setup build test test-triton test-ptx test-gpu lint format train results bench bench-train bench-gpu audit wheels clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -73,6 +73,12 @@ train: setup ## train a deep weight-normalized network from three initialization
 	@echo "==> wnfused train"
 	@$(BIN)/wnfused train $(ARGS)
 
+results: setup ## run every experiment of the paper at smoke scale into results/ (ARGS="--scale small": hours)
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/experiments/test_pages.py
+	@$(PIP_INSTALL) --quiet --no-build-isolation --editable ".[rl]"
+	@for name in $$($(BIN)/wnfused experiment list | awk '{ print $$1 }'); do \
+	    echo "==> wnfused experiment $$name"; $(BIN)/wnfused experiment $$name --out results --force $(ARGS) || exit; done
+
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
 	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
@@ -89,6 +95,13 @@ bench-gpu: setup ## measure the layers on a GPU
 audit: setup ## compile the Triton kernels for every target without a GPU and write docs/audit.md
 	@echo "==> auditing the Triton kernels"
 	@$(BIN)/wnfused audit --markdown docs/audit.md $(ARGS)
+
+wheels: setup ## write two wheels to dist/: a pure one, and one with the native CPU kernels prebuilt for this torch
+	@echo "==> building the wheels"
+	@rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/wnfused build --wheel dist/wnfused-*-py3-none-any.whl
+	@rm -rf build
 
 clean: ## remove caches and build products (not .venv)
 	@echo "==> removing caches and build products"

@@ -170,6 +170,18 @@ def test_the_model_is_not_changed(fails: bool) -> None:
 # The table
 
 
+def test_explain_fits_80_columns() -> None:
+    """Evidence that does not fit stands below its layer, and so do the numbers of a layer with a long name."""
+    names = {f"{letter * 60}": fc(8, 8) for letter in "ab"}
+    model = Model(lambda m, x: x + m.get_submodule("b" * 60)(F.relu(m.get_submodule("a" * 60)(x))), **names)
+    lines = explain(model, X, file=io.StringIO()).splitlines()
+    assert max(map(len, lines)) <= 80 and "why" not in lines[0]
+    assert lines[2] == "a" * 60 and lines[3].split() == ["before_relu", "8", "8", "2", "1.414"]
+    assert lines[4] == "    feeds relu_1"
+    wide = explain(model, roles={name: Role("other", 1.0, "so " * 60) for name in names}, file=io.StringIO())
+    assert max(map(len, wide.splitlines())) <= 80 and wide.count("so") == 120
+
+
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     model = Model(lambda m, x: m.b(F.relu(m.a(x))), a=fc(8, 32), b=fc(32, 2))
     text = explain(model, X)

@@ -5,6 +5,7 @@ from typing import Any, TextIO
 
 from torch import nn
 
+from wnfused.formatting import aligned, fits
 from wnfused.init.gains import fans, gain_parameter
 from wnfused.init.layers import Layer, layers_of, listed
 from wnfused.init.padding import check_padding, padding_factors
@@ -25,7 +26,8 @@ def explain(
     """Print and return a table of what ``robust_`` would do: each layer's role and its evidence, fans, γ and gain.
 
     The arguments are those of ``robust_``; with ``padding="aware"`` a column shows the factor that g is divided by.
-    The table is written to ``file``, standard output by default.
+    The table fits 80 columns: evidence that does not fit stands below its layer. It is written to ``file``, standard
+    output by default.
     """
     layers = {layer.name: layer for layer in layers_of("explain", model)}
     check_padding("explain", padding, example_input)
@@ -49,10 +51,9 @@ def _row(layer: Layer, role: Any, factor: float) -> dict[str, str]:
 
 
 def _table(rows: list[dict[str, str]], columns: list[str]) -> str:
-    texts = [[row[name] for name in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
-    lines = []
-    for row in (columns, ["-" * width for width in widths], *texts):
-        cells = zip(columns, row, widths, strict=True)
-        lines.append("  ".join(c.rjust(w) if name in NUMBERS else c.ljust(w) for name, c, w in cells).rstrip())
-    return "\n".join(lines)
+    texts, notes = [[row[name] for name in columns] for row in rows], []
+    if not fits(columns, texts):
+        columns = [name for name in columns if name != "why"]
+        texts, notes = [[row[name] for name in columns] for row in rows], [row["why"] for row in rows]
+    left = {i for i, name in enumerate(columns) if name not in NUMBERS}
+    return "\n".join(aligned(columns, texts, left=left, notes=notes, rule=True))

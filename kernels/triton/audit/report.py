@@ -48,8 +48,11 @@ where no plain kernel does the same work.
 def everything(entries: list[Entry]) -> list[Check]:
     """All checks: of the kernels in ``entries``, and of whole layers if every kernel was audited."""
     targets = tuple(dict.fromkeys(entry.build.target for entry in entries))
-    whole = {entry.build.kernel for entry in entries} == set(KERNELS)
-    return [*checks(entries), *(layer_checks(targets) if whole else [])]
+    return [*checks(entries), *(layer_checks(targets) if _whole(entries) else [])]
+
+
+def _whole(entries: list[Entry]) -> bool:
+    return {entry.build.kernel for entry in entries} == set(KERNELS)
 
 
 def as_json(entries: list[Entry]) -> str:
@@ -57,12 +60,14 @@ def as_json(entries: list[Entry]) -> str:
 
 
 def terminal(entries: list[Entry]) -> str:
+    """The builds of each kernel and the checks; the roofline of whole layers only if every kernel was audited."""
     lines = []
     for kernel in dict.fromkeys(entry.build.kernel for entry in entries):
         table = [_COLUMNS, *(_cells(entry) for entry in entries if entry.build.kernel == kernel)]
         lines += ["", kernel, *_aligned(table)]
     targets = tuple(dict.fromkeys(entry.build.target for entry in entries))
-    lines += ["", "roofline of layers in bf16 (a model, not a measurement)", *_aligned(_roofline(targets))]
+    if _whole(entries):
+        lines += ["", "roofline of layers in bf16 (a model, not a measurement)", *_aligned(_roofline(targets))]
     lines += ["", *_aligned([("", "what", "must be", "found"), *map(_verdict, everything(entries))])]
     return "\n".join(lines[1:])
 

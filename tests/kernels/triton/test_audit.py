@@ -403,6 +403,16 @@ def test_the_worst_case_shows_spills_and_ignores_plain_kernels():
     assert "|`linear_forward`|sm_80|100|bf16 norms first|24|1.00|bf16 norms first|" in page
 
 
+def test_the_terminal_shows_the_kernels_that_were_requested():
+    """The roofline is of whole layers, not of one kernel."""
+    every = synthetic_entries()
+    assert "roofline" in report.terminal(every)
+    one = [entry for entry in every if entry.build.kernel == "finish_weight"]
+    text = report.terminal(one)
+    assert text.startswith("finish_weight\n") and "roofline" not in text and "Linear" not in text
+    assert "spilled bytes" in text
+
+
 def test_json_keeps_every_build():
     every = synthetic_entries()
     stored = json.loads(report.as_json(every))

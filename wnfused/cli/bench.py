@@ -8,15 +8,17 @@ from wnfused.cli.commands import cannot_write, command, fail
 SUITES = {
     "layers": "layers, forward + backward, against plain torch.nn and torch's weight_norm (default)",
     "training": "whole training steps: wnfused, torch's weight_norm, batch norm, no normalization",
+    "streaming": "chunks of a few frames through a HiFi-GAN generator, against torch's weight_norm left in place",
     "gpu": "the layers on a GPU, by dtype",
 }
 # An option that the selected suite does not have is refused by its own parser.
 OPTIONS = {
     "only": ("TEXT", "layers, gpu: measure only rows whose name contains TEXT"),
     "seconds": ("S", "measuring time per row"),
-    "threads": ("N", "layers, training: threads of torch (2)"),
+    "threads": ("N", "layers, training, streaming: threads of torch (2)"),
     "models": ("NAMES", "training: networks, separated by commas (resnet20,resnet110)"),
     "batches": ("SIZES", "training: batch sizes, separated by commas (128,8)"),
+    "frames": ("SIZES", "streaming: frames of a chunk, separated by commas (4,16)"),
     "device": ("DEVICE", "gpu: device (cuda)"),
     "json": ("FILE", "write the results as JSON"),
     "markdown": ("FILE", "layers: write the table as Markdown"),

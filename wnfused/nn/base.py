@@ -4,7 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -161,6 +161,12 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
         if self._frozen is not None:
             self._frozen.forget()  # .to() and .half() replace a parameter's data without incrementing its version
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by ``torch.jit.script`` before it compiles the layer, which would fail with an error of its parser."""
+        raise RuntimeError(
+            f"torch.jit.script: {type(self).__name__} cannot be compiled to TorchScript; call wnfused.fold(model) first"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_frozen"}

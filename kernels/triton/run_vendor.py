@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wnfused.kernels.triton import affine
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import Plan, cdiv
 from wnfused.kernels.triton.run_finish import Gradients
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms, tl_type
-from wnfused.kernels.triton.support import launch_options
 
 
 def side_by_side(
@@ -49,12 +49,12 @@ def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu:
     channels, pixels = y.shape[1], y[0, 0].numel() if y.ndim > 2 else 1
     strides = (y.stride(0), y.stride(1), _pixel_step(y))
     grid = (cdiv(y.shape[0] * pixels, 64) * cdiv(channels, 64),)
-    affine.scale_channels[grid](
+    launch(
+        affine.scale_channels, grid,
         y, g.contiguous(), norms, None if bias is None else bias.contiguous(), y,
         channels, y.shape[0], pixels, *strides,
         0 if norms.numel() == 1 else 1, max(1, norms.numel()),
         RELU=relu, STATISTICS=tl_type(y.dtype), INDEX64=index64(y), BLOCK_P=64, BLOCK_C=64,
-        **launch_options(),
     )  # fmt: skip
     return y
 

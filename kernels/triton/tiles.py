@@ -35,6 +35,9 @@ _INSTEAD = {
     ("scatter", "sm_80", "16-bit", Tile(128, 128, 32, 4, 3)): Tile(128, 128, 16, 4, 4),
     ("gather", "sm_100", "16-bit", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
     ("scatter", "sm_100", "16-bit", Tile(128, 128, 64, 8, 3)): Tile(128, 64, 64, 8, 3),
+    # rounding the operands to tf32 takes registers
+    ("linear_dw", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
+    ("weight_gradient", "sm_90", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("linear_dw", "sm_90", "16-bit", Tile(64, 128, 64, 4, 4)): Tile(64, 128, 64, 8, 4),
     ("linear_dw", "sm_100", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),
     ("weight_gradient", "sm_80", "tf32", Tile(128, 128, 32, 8, 3)): Tile(128, 64, 32, 8, 3),

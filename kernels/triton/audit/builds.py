@@ -288,7 +288,7 @@ def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
 def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, plain: Build | None) -> Build:
     module = MATMUL_KERNELS[kernel]
     constants: dict[str, Constant] = {
-        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes.rounded else "ieee",
+        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": _precision(target, dtypes),
         "MIXED": dtypes.activations != dtypes.weights, "SUM_FAR": False, "BLOCK_P": 64, "BLOCK_C": 32,
         "LANES": 128 // int(dtypes.weights.strip("bfp")),
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
@@ -300,6 +300,11 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
         sizes["M"] = 8
     names, values = _items(sizes), _items(constants)
     return Build(kernel, module, target, dtypes, mode.name, tile, names, values, plain, mode.pointers)
+
+
+def _precision(target: str, dtypes: Dtypes) -> str:
+    """As dtypes.precision does."""
+    return ("xf32" if target.startswith("gfx") else "tf32") if dtypes.rounded else "ieee"
 
 
 def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:

@@ -61,6 +61,7 @@ class Entry:
             "occupancy": round(self.occupancy, 3),
             "mma": f.mma,
             "mma_instructions": f.mma_opcodes,
+            "tf32_conversions": f.tf32_conversions,
             "async_copies": f.async_copies,
             "load_bytes": f.load_widths,
             "shuffles_in_loop": f.shuffles,

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed, product
+from wnfused.kernels.triton.rows import gain_over_norm
 
 
 @triton.jit
@@ -95,7 +96,8 @@ def gather(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
     if GAIN == "output":
-        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+        scale, _ = scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)
+        acc *= scale[None, :]
     finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
@@ -176,7 +178,8 @@ def scatter(
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
     if GAIN == "output":
-        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+        scale, _ = scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)
+        acc *= scale[None, :]
     finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
@@ -203,7 +206,7 @@ def channel_sums(
 
 @triton.jit
 def weight_gradient(
-    near, far, mask_near, mask_far, v, dw, dots, sums,
+    near, far, mask_near, mask_far, v, norms, dw, dots, sums,
     batch, C, N, D2, D1, D0, O2, O1, O0,
     stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
     n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v_second, v2, v1, v0,
@@ -215,7 +218,7 @@ def weight_gradient(
     """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
 
     A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
-    its part of the row dots ⟨dW, v⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
+    its part of the row dots ⟨dW, v/n⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
     ``sums`` [splits, channels] takes shares of near's sums over pixels (SUM_FAR: of far's), from the programs of the
     first tap and input (output).
     """
@@ -264,8 +267,9 @@ def weight_gradient(
     ok = n_ok[:, None] & c_ok[None, :]
     at = row[:, None] * v_first + c[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
     if dots is not None:
-        v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(dots + column * rows + row, tl.sum(product(tl.where(ok, acc, 0.0), v_tile), 1), mask=n_ok)
+        inverse = gain_over_norm(1.0, tl.load(norms + row, mask=n_ok, other=0.0), True)
+        u = tl.load(v + at, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
+        tl.store(dots + column * rows + row, tl.sum(product(tl.where(ok, acc, 0.0), u), 1), mask=n_ok)
     part = split.to(tl.int64) * elements if INDEX64 else split * elements
     tl.store(dw + part + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
     if sums is not None:

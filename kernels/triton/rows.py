@@ -15,6 +15,9 @@ from wnfused.kernels.triton.language import narrowed, product, quotient, root
 SMALLEST_SQUARE = tl.constexpr(1e-24)
 LARGEST_SQUARE = tl.constexpr(1e35)
 MOST_SPLITS = 512
+# x and dy of up to 4e34 (and down to 1e-34) meet v unscaled where its norm is between these bounds.
+SMALLEST_NORM = tl.constexpr(2.0**-13)
+LARGEST_NORM = tl.constexpr(2.0**13)
 
 
 @triton.jit
@@ -26,6 +29,12 @@ def gain_over_norm(g, norm, QUICK: tl.constexpr = False):
 @triton.jit
 def is_unsafe(square):
     return (square <= SMALLEST_SQUARE) | (square >= LARGEST_SQUARE) | (square != square)
+
+
+@triton.jit
+def is_extreme(norm):
+    """Rows whose v is scaled before it meets x or dy; between these norms products stay far from float32's bounds."""
+    return ((norm > 0) & (norm < SMALLEST_NORM)) | (norm > LARGEST_NORM)
 
 
 @triton.jit

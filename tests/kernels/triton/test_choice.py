@@ -327,3 +327,14 @@ def test_auto_does_not_select_the_interpreter() -> None:
 
 def test_unsupported_devices() -> None:
     assert support.why_not(torch.device("xpu")) == "triton kernels run on CUDA and ROCm devices, not on 'xpu'"
+
+
+def test_the_gradients_address_is_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dy that starts at an odd element is read element by element: it gets the tiles for that."""
+    x, v = torch.empty(256, 256, dtype=torch.bfloat16), torch.empty(256, 256, dtype=torch.bfloat16)
+    room = torch.zeros(256 * 256 + 16, dtype=torch.bfloat16)
+    seen = []
+    monkeypatch.setattr(run_linear_backward.tune, "plan", lambda problem, device: seen.append(problem))
+    for offset in (0, 1):
+        run_linear_backward.backward_plans(x, v, room[offset : offset + 256 * 256].view(256, 256))
+    assert [problem.aligned for problem in seen] == [True, True, False, False]

@@ -318,15 +318,22 @@ def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
 
 
 _ACROSS = Mode("rows side by side", {"OUTER_IS_ONE": False, "BLOCK_R": 64, "BLOCK_E": 32})
+_WHOLE_ROWS: dict[str, Constant] = {"scales": None, "squares": None}
 _RELU: dict[str, Constant] = {"mask_source": _POINTER, "mask_near": _POINTER, "mask_far": _POINTER}
 _OTHER_MODES = {
     "finish_linear": (Mode("single pass", {}), Mode("norms first", {"SINGLE_PASS": False, "squares": None})),
     "partial_norms": (
-        Mode("whole rows", {"scales": None, "squares": None}),
-        Mode("split rows", {"norms": None}),
-        _ACROSS._replace(constants={**_ACROSS.constants, "scales": None, "squares": None}),
+        Mode("whole rows", {**_WHOLE_ROWS, "g": None, "w": None}),
+        Mode("whole rows, weight", _WHOLE_ROWS),
+        Mode("split rows", {"norms": None, "g": None, "w": None}),
+        _ACROSS._replace(constants={**_ACROSS.constants, **_WHOLE_ROWS}),
     ),
-    **dict.fromkeys(("write_normalized", "partial_dots", "project"), (Mode("rows along memory", {}), _ACROSS)),
+    **dict.fromkeys(("write_normalized", "partial_dots"), (Mode("rows along memory", {}), _ACROSS)),
+    "project": (
+        Mode("rows along memory", {}),
+        Mode("whole rows", {"dots": None}),
+        _ACROSS._replace(constants={**_ACROSS.constants, "dots": None}),
+    ),
     "finish_weight": (
         Mode("in place", {}),
         Mode("from splits", {"FROM_SPLITS": True, "dots": None, "scales": None}, pointers=(("dw", "fp32"),)),

@@ -64,7 +64,7 @@ _WRITTEN = {
     "factor",
     "sums",
 }
-_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
+_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms", "w"}, "combine_norms": {"norms"}}
 _READ_BY = {
     "finish_linear": {"partial"},
     "finish_weight": {"dw", "dots", "sums"},

@@ -265,7 +265,7 @@ def test_a_user_without_a_home_directory_has_no_stored_plans(monkeypatch: pytest
     assert tune.plan(PROBLEM, CPU) == rules.plan_by_rule(PROBLEM, A100)
 
 
-@pytest.mark.parametrize("field", ["triton", "device", "kernels"])
+@pytest.mark.parametrize("field", ["triton", "torch", "cuDNN", "device", "kernels"])
 def test_a_file_for_another_version_is_ignored_with_one_log_line(field: str, caplog: pytest.LogCaptureFixture) -> None:
     file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"]["16-bit"][0])}, CPU)
     assert tune.plan(PROBLEM, CPU).mode == "vendor"

@@ -69,6 +69,7 @@ class Entry:
             "plain_loop_instructions": self.plain and self.plain.loop_instructions,
             "loop_cycles_model": cycles and vars(cycles),
             "cycle_ratio_model": self.cycle_ratio,
+            "tensor_peak": cycles and cycles.tensor_peak,
             "loop": f.loop,
         }
 

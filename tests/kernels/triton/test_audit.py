@@ -74,7 +74,7 @@ def test_facts_of_compiled_kernels(entries):
 def test_json_has_the_documented_fields(entries):
     promised = (
         "kernel config dtype target registers spill_bytes shared_bytes mma async_copies shuffles_in_loop "
-        "loop_instructions plain_loop_instructions tf32_conversions"
+        "loop_instructions plain_loop_instructions tf32_conversions tensor_peak"
     )
     assert set(promised.split()) <= entries[0].as_json().keys()
 
@@ -439,3 +439,16 @@ def test_the_committed_page_has_the_layout_of_the_report():
 
     assert len(committed) < 200
     assert [line for line in layout(committed) if line] == [line for line in layout(written) if line]
+
+
+def test_tensor_peak_matches_a_hand_computation():
+    """Of a 128x128x64 tile two warp groups read 64 rows of A and all of B each; tcgen05 reads both tiles once."""
+    copies = {"LDGSTS.E.BYPASS.128": 8}  # of 8 warps: 32 kB in 256 cycles
+    hopper = cycles.loop_cycles(
+        {"HGMMA.64x128x16.F32.BF16": 4, **copies}, shipped("linear_forward", "sm_90", "norms first")
+    )
+    assert (hopper.tensor, hopper.load_store) == (512, 256 + 2 * (64 + 128) * 64 * 2 / 128)
+    assert hopper.tensor_peak == pytest.approx(512 / 640)
+    blackwell = cycles.loop_cycles({"UTCHMMA": 4, **copies}, shipped("linear_forward", "sm_100", "norms first"))
+    assert (blackwell.tensor, blackwell.load_store) == (256, 256 + (128 + 128) * 64 * 2 / 128)
+    assert cycles.loop_cycles({"FFMA": 64}, shipped("linear_forward", "sm_80", "norms first")).tensor_peak is None

@@ -29,6 +29,20 @@ def volume_index(p, D2, D1, D0):
 
 
 @triton.jit
+def advanced(b, z, y, x, b_step, z_step, y_step, x_step, D2, D1, D0):
+    """Coordinates in [batch, D2, D1, D0] after a step, itself given as coordinates: without divisions."""
+    x += x_step
+    carry = x >= D0
+    x -= tl.where(carry, D0, 0)
+    y += y_step + carry.to(y.dtype)
+    carry = y >= D1
+    y -= tl.where(carry, D1, 0)
+    z += z_step + carry.to(z.dtype)
+    carry = z >= D2
+    return b + b_step + carry.to(b.dtype), z - tl.where(carry, D2, 0), y, x
+
+
+@triton.jit
 def inside(z, y, x, D2, D1, D0):
     return (z >= 0) & (z < D2) & (y >= 0) & (y < D1) & (x >= 0) & (x < D0)
 
@@ -239,20 +253,18 @@ def weight_gradient(
     near_channel = (group * N + n) * n_channel
     far_channel = (group * C + c) * f_channel
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    # The coordinates of the pixels are carried by the loop: dividing for them would take longer than the products.
+    b, z, y, x = volume_index((first + m).to(tl.int64) if INDEX64 else first + m, O2, O1, O0)
+    b_step, z_step, y_step, x_step = volume_index(tl.cast(BLOCK_M, tl.int32), O2, O1, O0)
     for p0 in range(first, last, BLOCK_M):
-        p = p0 + m
-        p_ok = p < last
-        if INDEX64:
-            p = p.to(tl.int64)
-        b, z, y, x = volume_index(p, O2, O1, O0)
+        p_ok = m < last - p0
         near_at = (b * n_batch + z * n2 + y * n1 + x * n0)[:, None] + near_channel[None, :]
-        z, y, x = (
-            z * stride2 - padding2 + t2 * dilation2,
-            y * stride1 - padding1 + t1 * dilation1,
-            x * stride0 - padding0 + t0 * dilation0,
-        )
-        far_ok = p_ok & inside(z, y, x, D2, D1, D0)
-        far_at = (b * f_batch + z * f2 + y * f1 + x * f0)[:, None] + far_channel[None, :]
+        far_z = z * stride2 - padding2 + t2 * dilation2
+        far_y = y * stride1 - padding1 + t1 * dilation1
+        far_x = x * stride0 - padding0 + t0 * dilation0
+        far_ok = p_ok & inside(far_z, far_y, far_x, D2, D1, D0)
+        far_at = (b * f_batch + far_z * f2 + far_y * f1 + far_x * f0)[:, None] + far_channel[None, :]
+        b, z, y, x = advanced(b, z, y, x, b_step, z_step, y_step, x_step, O2, O1, O0)
         near_ok, far_ok = p_ok[:, None] & n_ok[None, :], far_ok[:, None] & c_ok[None, :]
         near_tile = tl.load(near + near_at, mask=near_ok, other=0.0)
         far_tile = tl.load(far + far_at, mask=far_ok, other=0.0)

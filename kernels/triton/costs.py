@@ -31,12 +31,13 @@ ACHIEVED = {"triton": 0.9, "vendor": 0.8}
 # The fraction of tensor peak of the largest aligned tile: (16-bit, float32 weights under 16-bit, tf32).
 MODELLED = {
     "linear": {"sm_80": (1.0, 0.88, 1.0), "sm_90": (0.98, 0.44, 0.56), "sm_100": (0.48, 0.25, 0.28)},
+    "linear_dx": {"sm_80": (1.0, 0.88, 0.98), "sm_90": (0.86, 0.44, 0.56), "sm_100": (0.48, 0.25, 0.28)},
     "linear_dw": {"sm_80": (0.97, 0.97, 0.71), "sm_90": (0.78, 0.78, 0.56), "sm_100": (0.48, 0.48, 0.2)},
     "gather": {"sm_80": (1.0, 0.88, 0.71), "sm_90": (0.78, 0.44, 0.56), "sm_100": (0.29, 0.18, 0.26)},
     "weight_gradient": {"sm_80": (0.88, 0.88, 0.32), "sm_90": (0.78, 0.72, 0.18), "sm_100": (0.41, 0.39, 0.18)},
 }
-UNALIGNED = {"linear": 0.14, "linear_dw": 0.04, "gather": 0.14, "weight_gradient": 0.04}
-_LIKE = {"linear_dx": "linear", "scatter": "gather"}
+UNALIGNED = {"linear": 0.14, "linear_dx": 0.14, "linear_dw": 0.04, "gather": 0.14, "weight_gradient": 0.04}
+_LIKE = {"scatter": "gather"}
 
 
 def fraction(kernel: str, family: str, dtypes: str, aligned: bool) -> float:

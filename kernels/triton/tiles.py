@@ -117,7 +117,7 @@ def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
     cores are busy enough (sm_90), and for float32, which NVIDIA's tensor cores do not compute.
     """
     busy = {"sm_80": True, "sm_90": dtypes in ("bf16", "tf32", "fp32"), "sm_100": dtypes == "fp32", "gfx942": False}
-    return tile.m * tile.n == 128 * 128 and busy[family]
+    return tile.m * tile.n >= 128 * 128 and busy[family]
 
 
 def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:

@@ -70,8 +70,8 @@ def test_a_forward_is_split_only_if_most_of_the_machine_would_be_idle(family: st
 
 
 def test_where_the_gain_enters_dx() -> None:
-    """In the loop of 128×128 tiles on sm_80 and sm_90, before it elsewhere."""
-    large, small = Problem("linear_dx", 2048, 2048, 4096, "bf16"), Problem("linear_dx", 128, 512, 512, "bf16")
+    """In the loop under the largest tile of sm_80 and of sm_90, before it elsewhere."""
+    large, small = Problem("linear_dx", 4096, 4096, 4096, "bf16"), Problem("linear_dx", 128, 512, 512, "bf16")
     modes = {f: rules.plan_by_rule(large, Target(f, n), vendor=False).mode for f, n in TARGETS.items()}
     assert [modes[f] for f in ("sm_80", "sm_90", "sm_100", "gfx942")] == ["in registers"] * 2 + ["scaled first"] * 2
     assert rules.plan_by_rule(large._replace(dtypes="fp16"), Target("sm_90", 132)).mode == "scaled first"

@@ -62,10 +62,11 @@ test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS
 	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"
 	WNFUSED_PTX_LAYERS=$(LAYERS) WNFUSED_PTX_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/kernels/triton -k ptx $(ARGS)
 
-test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter
+test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter, without tf32 and with it
 	@echo "==> testing the Triton kernels on a GPU"
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
+	TRITON_INTERPRET=0 WNFUSED_TEST_TF32=0 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
+	TRITON_INTERPRET=0 WNFUSED_TEST_TF32=1 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
 
 train: setup ## train a deep weight-normalized network from three initializations (ARGS="--preset smoke": another run)
 	@echo "==> building the native CPU kernels"

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from wnfused.kernels.triton import conv, depthwise, run_vendor, tune
 from wnfused.kernels.triton.dtypes import convolution_dtypes, precision
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows, new_scales
 from wnfused.kernels.triton.run_linear import supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
-from wnfused.kernels.triton.support import launch_options
 
 Triple = tuple[int, int, int]
 
@@ -122,7 +122,7 @@ def weight_problem(near: Tensor, far: Tensor, v: Tensor, walk: Walk) -> Problem:
 def _blocks(plan: Plan) -> dict[str, int]:
     tile = plan.tile
     blocks = {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k}
-    return {**blocks, **launch_options(tile.warps, tile.stages)}
+    return {**blocks, "warps": tile.warps, "stages": tile.stages}
 
 
 def _kernel_sizes(walk: Walk) -> dict[str, int]:
@@ -139,16 +139,17 @@ def gather(
     pixels = batch * math.prod(out_sizes)
     if is_depthwise(v, source, groups):
         weight, place, gains, step = _depthwise_gain(v, g, norms, dim, source)
-        depthwise.depthwise_gather[(cdiv(pixels, 64) * cdiv(groups, 32),)](
+        launch(
+            depthwise.depthwise_gather, (cdiv(pixels, 64) * cdiv(groups, 32),),
             source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
             *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
             **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
-            **launch_options(),
         )  # fmt: skip
         return
     n, c = v.shape[0] // groups, v.shape[1]
     gain = _gain("gather", source, v, g, norms, scales, dim, groups)
-    conv.gather[(cdiv(pixels, plan.tile.m) * cdiv(n, plan.tile.n), groups)](
+    launch(
+        conv.gather, (cdiv(pixels, plan.tile.m) * cdiv(n, plan.tile.n), groups),
         source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
@@ -182,16 +183,17 @@ def scatter(
     pixels = batch * math.prod(cdiv(o, s) for o, s in zip(out_sizes, walk.stride, strict=True))
     if is_depthwise(v, source, groups):
         weight, place, gains, step = _depthwise_gain(v, g, norms, dim, source)
-        depthwise.depthwise_scatter[(cdiv(pixels, 64) * cdiv(groups, 32), phases)](
+        launch(
+            depthwise.depthwise_scatter, (cdiv(pixels, 64) * cdiv(groups, 32), phases),
             source, mask, weight, gains, norms, bias, out, batch, groups, *sizes, *out_sizes, *geometry,
             *strides_of(source), weight.stride(0), *strides_of(weight)[2:], *strides_of(out), step,
             **_kernel_sizes(walk), GAIN=place, RELU=relu, INDEX64=index64(source, out), BLOCK_P=64, BLOCK_C=32,
-            **launch_options(),
         )  # fmt: skip
         return
     c, n = v.shape[0] // groups, v.shape[1]
     gain = _gain("scatter", source, v, g, norms, scales, dim, groups)
-    conv.scatter[(cdiv(pixels, plan.tile.m) * cdiv(n, plan.tile.n), groups * phases)](
+    launch(
+        conv.scatter, (cdiv(pixels, plan.tile.m) * cdiv(n, plan.tile.n), groups * phases),
         source, mask, gain.weight, gain.g, gain.norms, bias, out, batch, c, n, *sizes, *out_sizes, *geometry,
         *strides_of(source), *strides_of(gain.weight), *strides_of(out), gain.step, gain.group,
         **_kernel_sizes(walk), GAIN=gain.place, RELU=relu, EVEN=c % plan.tile.k == 0,
@@ -324,23 +326,24 @@ def _weight_gradient(
     sums = norms.new_empty((splits, (b if transposed else a).shape[1])) if mask[3] else None
     sizes = (*sizes_of(b), *sizes_of(a), *walk.stride, *walk.padding, *walk.dilation, *strides_of(a), *strides_of(b))
     if alone:
-        depthwise.depthwise_weight_gradient[(cdiv(groups, 32) * taps, splits)](
+        launch(
+            depthwise.depthwise_weight_gradient, (cdiv(groups, 32) * taps, splits),
             a, b, mask_a, mask_b, dw, sums, a.shape[0], groups, *sizes, v.stride(0), *strides_of(v)[2:],
             v.numel(), per_split,
             **_kernel_sizes(walk), SUM_FAR=transposed, INDEX64=index64(a, b, dw), BLOCK_P=64, BLOCK_C=32,
-            **launch_options(),
         )  # fmt: skip
         dots, columns = None, 0
     else:
         columns = taps * cdiv(c, plan.tile.n)
         dots = norms.new_empty((columns, v.shape[0])) if dim == 0 and not shared else None
         tile = plan.tile
-        conv.weight_gradient[(cdiv(n, tile.m) * columns, groups * splits)](
-            a, b, mask_a, mask_b, v, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
+        launch(
+            conv.weight_gradient, (cdiv(n, tile.m) * columns, groups * splits),
+            a, b, mask_a, mask_b, v, norms, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
             v.numel(), v.shape[0], per_split, splits,
             **_kernel_sizes(walk), SUM_FAR=transposed, PRECISION=precision(convolution_dtypes(a, v)),
             INDEX64=index64(a, b, dw), BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n,
-            **launch_options(tile.warps, tile.stages),
+            warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
     if dim == 0:
         dg = torch.empty(g.shape, dtype=g.dtype, device=g.device) if mask[2] else None

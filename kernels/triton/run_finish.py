@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from wnfused.kernels.triton import finish
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import bucket, cdiv
 from wnfused.kernels.triton.run_rows import Dim, index64
-from wnfused.kernels.triton.support import launch_options
 
 Gradients = tuple[Tensor | None, ...]
 BLOCK_C = 128  # channels whose sums a program adds
@@ -30,10 +30,10 @@ def finish_rows(
     block_e = min(2048, max(16, bucket(length)))
     block_r = min(2048 // block_e, bucket(rows))
     parts = dw.shape[0] if from_splits else parts
-    finish.finish_weight[(cdiv(rows, block_r) + cdiv(channels, BLOCK_C),)](
+    launch(
+        finish.finish_weight, (cdiv(rows, block_r) + cdiv(channels, BLOCK_C),),
         dw, v, g, norms, dots, dv, dg, scales, sums, db, rows, length, parts, v.numel(), channels, sum_parts,
         FROM_SPLITS=from_splits, INDEX64=index64(dw), BLOCK_R=block_r, BLOCK_E=block_e, BLOCK_C=BLOCK_C,
-        **launch_options(),
     )  # fmt: skip
     if dv is not None and dv.shape != v.shape:
         dv = dv.as_strided(v.shape, v.stride())

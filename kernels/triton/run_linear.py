@@ -5,9 +5,9 @@ from torch import Tensor
 
 from wnfused.kernels.triton import linear, run_vendor, tune
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import Plan, Problem, cdiv
-from wnfused.kernels.triton.run_rows import Dim, index64, normalized, row_norms
-from wnfused.kernels.triton.support import launch_options
+from wnfused.kernels.triton.run_rows import Dim, index64, normalized, norms_and_weight, row_norms
 
 
 def matrix(t: Tensor, columns: int) -> Tensor:
@@ -64,11 +64,15 @@ def forward(
     single = may_single and plan.mode == "single pass"
     v = v if v.stride(1) == 1 or k == 1 else v.contiguous()
     norms = torch.empty(g.shape, dtype=torch.float32, device=x.device) if single else norms
-    if norms is None:
+    w, place = v, gain or "none"
+    if norms is None and gain is None:
+        norms, w = norms_and_weight(v, g, dim, eps, x.dtype)
+    elif norms is None:
         norms = row_norms(v, g, dim, eps)
-    w, gain = (v, gain) if gain else (normalized(v, g, norms, dim, x.dtype), "none")
+    elif gain is None:
+        w = normalized(v, g, norms, dim, x.dtype)
     y = x.new_empty((*x.shape[:-1], n))
-    _launch_forward(rows, w, g.contiguous(), norms, bias, y.view(m, n), dim, eps, relu, gain, single, plan)
+    _launch_forward(rows, w, g.contiguous(), norms, bias, y.view(m, n), dim, eps, relu, place, single, plan)
     return y, norms
 
 
@@ -84,15 +88,17 @@ def _launch_forward(
     step = 0 if dim is None else 1
     bias = None if bias is None else bias.contiguous()
     wide = index64(x, v, y, partial)
-    linear.linear_forward[(cdiv(m, tile.m) * cdiv(n, tile.n), splits)](
+    launch(
+        linear.linear_forward, (cdiv(m, tile.m) * cdiv(n, tile.n), splits),
         x, v, g, norms, bias, y, partial, squares, m, n, k, x.stride(0), v.stride(0), y.stride(0), step, eps, per_split,
         GAIN=gain, SINGLE_PASS=single, SPLIT=splits > 1, RELU=relu, EVEN=k % tile.k == 0,
         PRECISION=precision(linear_dtypes(x, v)), INDEX64=wide, LANES=lanes_of(v),
         BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8,
-        **launch_options(tile.warps, tile.stages),
+        warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     if partial is not None:
-        linear.finish_linear[(cdiv(m, 16) * cdiv(n, 64),)](
+        launch(
+            linear.finish_linear, (cdiv(m, 16) * cdiv(n, 64),),
             partial, squares, v, g, norms, bias, y, m, n, k, v.stride(0), y.stride(0), step, eps, splits,
-            GAIN=gain, SINGLE_PASS=single, RELU=relu, INDEX64=wide, BLOCK_M=16, BLOCK_N=64, **launch_options(),
+            GAIN=gain, SINGLE_PASS=single, RELU=relu, INDEX64=wide, BLOCK_M=16, BLOCK_N=64,
         )  # fmt: skip

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from wnfused.kernels.triton import few_rows, linear_backward, prepare, run_vendor, tune
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows
 from wnfused.kernels.triton.run_linear import matrix, problem_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
-from wnfused.kernels.triton.support import launch_options
 
 BLOCK_P, BLOCK_C = 64, 32  # rows and columns of dy that a preparing program processes at a time
 ROWS_PER_PART, MOST_PARTS = 1024, 256  # rows per program; the most parts that are added later
@@ -80,22 +80,26 @@ def backward(
     empty = dy.numel() == 0 or x.numel() == 0 or v.numel() == 0
     if empty or not supported(x, v):
         return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
-    plans = plans or backward_plans(x, v)
+    dy = matrix(dy.to(x.dtype), v.shape[0])
+    plans = plans or backward_plans(x, v, dy)
     return run_vendor.side_by_side(
         mask, plans,
-        vendor=lambda asked: run_vendor.linear_backward(dy, x, v, g, norms, y, dim, asked),
+        vendor=lambda asked: run_vendor.linear_backward(dy.view(*x.shape[:-1], -1), x, v, g, norms, y, dim, asked),
         kernels=lambda asked: _by_kernels(dy, x, v, g, norms, y, dim, biased, asked, *plans),
     )  # fmt: skip
 
 
-def problems(x: Tensor, v: Tensor) -> tuple[Problem, Problem]:
-    """Those of dx and dW."""
+def problems(x: Tensor, v: Tensor, dy: Tensor | None = None) -> tuple[Problem, Problem]:
+    """Those of dx and dW; without dy, for one at an aligned address."""
     m, (n, k) = x.numel() // v.shape[1], v.shape
-    return problem_of("linear_dx", m, k, n, x, v), problem_of("linear_dw", n, k, m, x, v)
+    both = problem_of("linear_dx", m, k, n, x, v), problem_of("linear_dw", n, k, m, x, v)
+    if dy is None or (dy.data_ptr() % 16 == 0 and dy.stride(0) % 16 == 0):
+        return both
+    return both[0]._replace(aligned=False), both[1]._replace(aligned=False)
 
 
-def backward_plans(x: Tensor, v: Tensor) -> tuple[Plan, Plan]:
-    dx, dw = problems(x, v)
+def backward_plans(x: Tensor, v: Tensor, dy: Tensor | None = None) -> tuple[Plan, Plan]:
+    dx, dw = problems(x, v, dy)
     return tune.plan(dx, x.device), tune.plan(dw, x.device)
 
 
@@ -106,7 +110,7 @@ def _by_kernels(
     n, k = v.shape
     v = v if v.stride(1) == 1 or k == 1 else v.contiguous()
     saved = None if y is None else matrix(y, n)
-    layer = _Layer(matrix(dy.to(x.dtype), n), matrix(x, k), v, g.contiguous(), norms, saved, dim)
+    layer = _Layer(dy, matrix(x, k), v, g.contiguous(), norms, saved, dim)
     form = _form(layer, biased, mask, dw_plan)
     prepared = _room(layer, mask, form, dx_plan)
     dv = dg = db = scales = None
@@ -158,11 +162,11 @@ def _prepare(layer: _Layer, prepared: _Prepared, dots: Tensor | None, dg: Tensor
     if not prepared.wanted:
         return
     dy, (m, n) = layer.dy, layer.dy.shape
-    prepare.prepare_gradient[(cdiv(n, BLOCK_C) * cdiv(m, prepared.rows),)](
+    launch(
+        prepare.prepare_gradient, (cdiv(n, BLOCK_C) * cdiv(m, prepared.rows),),
         dy, layer.y, layer.g, layer.norms, prepared.scaled, prepared.factor, prepared.sums, dots, dg,
         m, n, dy.stride(0), layer.y_stride, prepared.rows,
         MIXED=layer.mixed, INDEX64=index64(dy, layer.y, prepared.scaled), BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
-        **launch_options(),
     )  # fmt: skip
 
 
@@ -171,10 +175,11 @@ def _few_rows(layer: _Layer, mask: list[bool], plan: Plan) -> Gradients:
     (m, n), k = dy.shape, v.shape[1]
     dv = torch.empty_like(v) if mask[1] else None
     dg = torch.empty_like(layer.g) if mask[2] else None
-    few_rows.few_rows_weight_gradient[(cdiv(n, tile.n),)](
+    launch(
+        few_rows.few_rows_weight_gradient, (cdiv(n, tile.n),),
         dy, x, layer.y, v, layer.g, layer.norms, dv, dg, m, n, k, dy.stride(0), x.stride(0), layer.y_stride, k,
         MIXED=layer.mixed, EVEN=k % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, x, v),
-        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, **launch_options(tile.warps, tile.stages),
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     return dv, dg
 
@@ -216,13 +221,14 @@ def _launch_dw(
     (m, n), k = dy.shape, v.shape[1]
     first = cdiv(n, BLOCK_C) * cdiv(m, prepared.rows) if prepared.wanted else 0
     even = m % tile.k == 0 and (splits == 1 or per_split % tile.k == 0)
-    linear_backward.linear_weight_gradient[(first + cdiv(n, tile.m) * cdiv(k, tile.n), splits)](
+    launch(
+        linear_backward.linear_weight_gradient, (first + cdiv(n, tile.m) * cdiv(k, tile.n), splits),
         dy, x, layer.y, v, layer.g, layer.norms, dw, dots, prepared.scaled, prepared.factor, prepared.sums,
         m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split, prepared.rows,
         ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=layer.precision,
         MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y, prepared.scaled),
         BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
-        **launch_options(tile.warps, tile.stages),
+        warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
 
 
@@ -236,10 +242,11 @@ def _input_gradient(layer: _Layer, prepared: _Prepared, scales: Tensor | None, p
     if prepared.scaled is not None:
         gain, dy, y = "none" if prepared.factor is None else "guarded", prepared.scaled, None
     gains, divisors = (layer.g, layer.norms) if scales is None else (scales, None)
-    linear_backward.linear_input_gradient[(cdiv(m, tile.m) * cdiv(k, tile.n),)](
+    launch(
+        linear_backward.linear_input_gradient, (cdiv(m, tile.m) * cdiv(k, tile.n),),
         dy, w, gains, divisors, y, prepared.factor, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
         GAIN=gain, EVEN=n % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, w, dx, y),
-        BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, **launch_options(tile.warps, tile.stages),
+        BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     return dx

@@ -8,8 +8,9 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import multi
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.run_rows import Dim, View, in_memory_order, view_of
-from wnfused.kernels.triton.support import launch_options, on_device
+from wnfused.kernels.triton.support import on_device
 from wnfused.kernels.triton.tiles import NORM_TILES
 
 LONGEST_ROW = 2**15  # for one program; a longer row (one norm over a large weight) is better split
@@ -48,9 +49,10 @@ def many_norms(weights: Sequence[Weight]) -> list[Tensor]:
     tables = _tables_of(ordered, weights)
     out = torch.empty(tables.rows, dtype=torch.float32, device=ordered[0].device)
     with on_device(out.device):
-        multi.many_row_norms[(tables.programs.shape[0],)](
+        launch(
+            multi.many_row_norms, (tables.programs.shape[0],),
             tables.programs, tables.weights, tables.eps, out,
-            FIELDS=6, DTYPE=_TYPES[ordered[0].dtype], **NORM_TILES, **launch_options(),
+            FIELDS=6, DTYPE=_TYPES[ordered[0].dtype], **NORM_TILES,
         )  # fmt: skip
     parts = out.split([view_of(v, w.dim).rows for v, w in zip(ordered, weights, strict=True)])
     return [part.view(w.gain_shape) for part, w in zip(parts, weights, strict=True)]

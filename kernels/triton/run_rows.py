@@ -8,8 +8,8 @@ import triton
 from torch import Tensor
 
 from wnfused.kernels.triton import rows
+from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import bucket, cdiv
-from wnfused.kernels.triton.support import launch_options
 
 Dim = int | None
 _INT32 = 2**31
@@ -67,7 +67,7 @@ def view_of(v: Tensor, dim: Dim) -> View:
     return View(outer, shape[dim], inner)
 
 
-class _Launch(NamedTuple):
+class _Partition(NamedTuple):
     grid: tuple[int, int]
     per_split: int
     constants: dict[str, object]
@@ -77,12 +77,12 @@ class _Launch(NamedTuple):
         return self.grid[1]
 
 
-def _launch(view: View, v: Tensor) -> _Launch:
-    return _launch_of(view, tl_type(v.dtype), index64(v))
+def _partition(view: View, v: Tensor) -> _Partition:
+    return _partition_of(view, tl_type(v.dtype), index64(v))
 
 
 @functools.lru_cache(maxsize=4096)
-def _launch_of(view: View, statistics: triton.language.dtype, wide: bool) -> _Launch:
+def _partition_of(view: View, statistics: triton.language.dtype, wide: bool) -> _Partition:
     """Tiles of 2048 elements: across rows first where those are neighbours in memory, else along; long rows split."""
     if view.outer > 1 and view.inner < 32:
         block_r = min(64, bucket(view.rows))
@@ -96,9 +96,9 @@ def _launch_of(view: View, statistics: triton.language.dtype, wide: bool) -> _La
     splits = max(1, cdiv(view.length, max(1, per_split)))
     constants = {
         "OUTER_IS_ONE": view.outer == 1, "STATISTICS": statistics, "INDEX64": wide,
-        "BLOCK_R": block_r, "BLOCK_E": block_e, **launch_options(),
+        "BLOCK_R": block_r, "BLOCK_E": block_e,
     }  # fmt: skip
-    return _Launch((blocks, splits), per_split, constants)
+    return _Partition((blocks, splits), per_split, constants)
 
 
 def row_norms(v: Tensor, g: Tensor, dim: Dim, eps: float) -> Tensor:
@@ -107,18 +107,34 @@ def row_norms(v: Tensor, g: Tensor, dim: Dim, eps: float) -> Tensor:
     view, norms = view_of(v, dim), torch.empty(g.shape, dtype=statistics(v.dtype), device=v.device)
     if v.numel() == 0:
         return norms.fill_(eps**0.5)
-    launch = _launch(view, v)
-    sizes = (view.rows, view.inner, view.length, launch.per_split, eps)
-    if launch.splits == 1:
-        rows.partial_norms[launch.grid](v, None, None, norms, *sizes, **launch.constants)
+    partition = _partition(view, v)
+    sizes = (view.rows, view.inner, view.length, partition.per_split, eps)
+    if partition.splits == 1:
+        launch(rows.partial_norms, partition.grid, v, None, None, norms, None, None, *sizes, **partition.constants)
         return norms
-    parts = norms.new_empty((2, launch.splits, view.rows))
-    rows.partial_norms[launch.grid](v, parts[0], parts[1], None, *sizes, **launch.constants)
-    combine = (cdiv(view.rows, 128),)
-    rows.combine_norms[combine](
-        *parts, norms, view.rows, launch.splits, eps, STATISTICS=tl_type(v.dtype), BLOCK_R=128, **launch_options()
-    )
+    parts = norms.new_empty((2, partition.splits, view.rows))
+    launch(rows.partial_norms, partition.grid, v, parts[0], parts[1], None, None, None, *sizes, **partition.constants)
+    launch(
+        rows.combine_norms, (cdiv(view.rows, 128),), *parts, norms, view.rows, partition.splits, eps,
+        STATISTICS=tl_type(v.dtype), BLOCK_R=128,
+    )  # fmt: skip
     return norms
+
+
+def norms_and_weight(v: Tensor, g: Tensor, dim: Dim, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The norms and w = g v / n, in one launch that reads v from memory once; in three where rows are split."""
+    v = in_memory_order(v, dim)
+    view, partition = view_of(v, dim), _partition(view_of(v, dim), v)
+    if v.numel() == 0 or partition.splits > 1:
+        norms = row_norms(v, g, dim, eps)
+        return norms, normalized(v, g, norms, dim, dtype)
+    norms = torch.empty(g.shape, dtype=statistics(v.dtype), device=v.device)
+    w = torch.empty_like(v, dtype=dtype)
+    sizes = (view.rows, view.inner, view.length, partition.per_split, eps)
+    launch(
+        rows.partial_norms, partition.grid, v, None, None, norms, g.contiguous(), w, *sizes, **partition.constants
+    )  # fmt: skip
+    return norms, w
 
 
 def normalized(v: Tensor, g: Tensor, norms: Tensor, dim: Dim, dtype: torch.dtype) -> Tensor:
@@ -126,9 +142,9 @@ def normalized(v: Tensor, g: Tensor, norms: Tensor, dim: Dim, dtype: torch.dtype
     v = in_memory_order(v, dim)
     w = torch.empty_like(v, dtype=dtype)
     if v.numel() > 0:
-        view, launch = view_of(v, dim), _launch(view_of(v, dim), v)
-        sizes = (view.rows, view.inner, view.length, launch.per_split)
-        rows.write_normalized[launch.grid](v, g.contiguous(), norms, w, *sizes, **launch.constants)
+        view, partition = view_of(v, dim), _partition(view_of(v, dim), v)
+        sizes = (view.rows, view.inner, view.length, partition.per_split)
+        launch(rows.write_normalized, partition.grid, v, g.contiguous(), norms, w, *sizes, **partition.constants)
     return w
 
 
@@ -141,10 +157,13 @@ def project(
     dv = (dw if dw.dtype == v.dtype else torch.empty_like(v)) if want_dv else None
     if v.numel() == 0:
         return dv, None if dg is None else dg.zero_()
-    view, launch = view_of(v, dim), _launch(view_of(v, dim), v)
-    dots = norms.new_empty((launch.splits, view.rows))
-    sizes = (view.rows, view.inner, view.length, launch.per_split)
-    rows.partial_dots[launch.grid](dw, v, norms, dots, *sizes, **launch.constants)
+    view, partition = view_of(v, dim), _partition(view_of(v, dim), v)
+    dots = norms.new_empty((partition.splits, view.rows)) if partition.splits > 1 else None
+    sizes = (view.rows, view.inner, view.length, partition.per_split)
+    if dots is not None:
+        launch(rows.partial_dots, partition.grid, dw, v, norms, dots, *sizes, **partition.constants)
     gains = g.contiguous()
-    rows.project[launch.grid](dw, v, gains, norms, dots, dv, dg, *sizes, launch.splits, **launch.constants)
+    launch(
+        rows.project, partition.grid, dw, v, gains, norms, dots, dv, dg, *sizes, partition.splits, **partition.constants
+    )
     return dv, dg

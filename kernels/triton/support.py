@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from wnfused.kernels.triton.rules import TARGETS, Target
-from wnfused.kernels.triton.tiles import MOST_REGISTERS
 
 OLDEST, NEWEST = (3, 7), (3, 9)
 
@@ -77,9 +76,3 @@ def target_of(device: torch.device) -> Target:
     if properties.major == 12:  # consumer Blackwell: mma.sync and 100 kB of shared memory, as sm_80's tiles fit it
         family = "sm_80"
     return Target(family, properties.multi_processor_count)
-
-
-def launch_options(warps: int = 4, stages: int = 3) -> dict[str, int]:
-    """As the audit compiles with them (tiles.MOST_REGISTERS)."""
-    options = {"num_warps": warps, "num_stages": stages}
-    return options if torch.version.hip is not None else {**options, "maxnreg": MOST_REGISTERS}

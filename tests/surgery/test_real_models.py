@@ -232,12 +232,13 @@ def test_roles_in_encodec():
 
 
 def test_roles_in_dac_and_wav2vec2():
-    """DAC's Snake consists of several operations, so it is not recognized as an activation, and the role says so.
-    In wav2vec2, a GELU ends the branch that adds the positions."""
+    """DAC's Snake is a module of its own with one α per channel. In wav2vec2, a GELU ends the branch that adds the
+    positions."""
     found = roles(dac)
     ends = [name for name, role in found.items() if ".res_unit" in name and role.kind == "residual_end"]
     assert len(ends) == 12 and all(name.endswith("conv2") and found[name].gamma == 1 / 3 for name in ends)
-    assert "sin_" in found["encoder.block.0.res_unit1.conv1"].why
+    snakes = [role for name, role in found.items() if ".res_unit" in name and name.endswith("conv1")]
+    assert len(snakes) == 12 and all(role.kind == "snake1d" and 0.7 < role.gamma < 0.8 for role in snakes)
     (role,) = roles(wav2vec2).values()
     assert role.kind == "residual_end" and "after gelu" in role.why
 

@@ -1,28 +1,17 @@
 """The kernels that a layer launches and their reads and writes, from the launch code run on tensors without data."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from wnfused.kernels.triton import (
-    affine,
-    conv,
-    depthwise,
-    few_rows,
-    finish,
-    linear,
-    linear_backward,
-    prepare,
-    rows,
-    run_conv,
-    run_linear,
-    run_linear_backward,
-)
+from wnfused.kernels.triton import run_conv, run_linear, run_linear_backward
 from wnfused.kernels.triton.audit.processors import PROCESSORS
 from wnfused.kernels.triton.dtypes import linear_dtypes
+from wnfused.kernels.triton.launch import Launch as Record
+from wnfused.kernels.triton.launch import consumed_by
 from wnfused.kernels.triton.rules import Plan, Problem, Target, plan_by_rule
 
 
@@ -75,7 +64,7 @@ _WRITTEN = {
     "factor",
     "sums",
 }
-_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
+_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms", "w"}, "combine_norms": {"norms"}}
 _READ_BY = {
     "finish_linear": {"partial"},
     "finish_weight": {"dw", "dots", "sums"},
@@ -86,7 +75,6 @@ _READ_BY = {
     "linear_input_gradient": {"y", "factor"},
 }
 _STREAMED = {"finish_weight": "dv", "few_rows_weight_gradient": "dv", "linear_weight_gradient": "dw"}
-_MODULES = (affine, conv, depthwise, few_rows, finish, linear, linear_backward, prepare, rows)
 _UNTOUCHED = {"finish_linear": {"v"}}  # read again only if a norm leaves float32's range
 
 
@@ -125,60 +113,54 @@ def backward(layer: Layer, target: str, dtype: torch.dtype, one_pass: bool = Fal
 def recorded(layer: Layer) -> Iterator[list[Launch]]:
     """A context that records kernel launches instead of running them."""
     found: list[Launch] = []
-    originals = [(m, n, k) for m in _MODULES for n, k in vars(m).items() if hasattr(k, "arg_names")]
-    alive: list[Any] = []  # keeps tensors alive, so that addresses are not reused
-    for module, name, kernel in originals:
-        setattr(module, name, _Recorder(kernel.arg_names, kernel.fn.__name__, layer, found, alive))
-    try:
+    alive: list[Record] = []  # keeps tensors alive, so that addresses are not reused
+
+    def consume(record: Record) -> None:
+        alive.append(record)
+        found.append(_accesses(record, layer))
+
+    with consumed_by(consume):
         yield found
-    finally:
-        for module, name, kernel in originals:
-            setattr(module, name, kernel)
 
 
-class _Recorder:
-    def __init__(self, names: list[str], kernel: str, layer: Layer, found: list[Launch], alive: list[Any]) -> None:
-        self.names, self.kernel, self.layer, self.found, self.alive = names, kernel, layer, found, alive
+def _accesses(record: Record, layer: Layer) -> Launch:
+    kernel, tensors, constants = record.name, record.tensors, record.constants
+    written = _written(kernel, tensors, constants)
+    untouched = _untouched(kernel, tensors, constants) | (written - _READ_BY.get(kernel, set()))
+    products = layer.products if "BLOCK_K" in constants else 0
+    if kernel == "few_rows_weight_gradient":
+        products *= 2  # x · vᵀ and dyᵀ · x
+    reads = tuple(_access(t) for n, t in tensors.items() if n not in untouched)
+    writes = tuple(_access(tensors[n]) for n in sorted(written))
+    return Launch(kernel, reads, writes, products, _streamed(kernel, tensors, constants))
 
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        return self._launch
 
-    def _launch(self, *args: Any, **constants: Any) -> None:
-        self.alive.append(args)
-        tensors = {n: t for n, t in zip(self.names, args, strict=False) if isinstance(t, Tensor)}
-        written = self._written(tensors, constants)
-        untouched = self._untouched(tensors, constants) | (written - _READ_BY.get(self.kernel, set()))
-        products = self.layer.products if "BLOCK_K" in constants else 0
-        if self.kernel == "few_rows_weight_gradient":
-            products *= 2  # x · vᵀ and dyᵀ · x
-        reads = tuple(_access(t) for n, t in tensors.items() if n not in untouched)
-        writes = tuple(_access(tensors[n]) for n in sorted(written))
-        self.found.append(Launch(self.kernel, reads, writes, products, self._streamed(tensors, constants)))
+def _streamed(kernel: str, tensors: dict[str, Tensor], constants: dict[str, Any]) -> tuple[int, ...]:
+    name = _STREAMED.get(kernel)
+    if name not in tensors or constants.get("ONE_PASS", True) is False:
+        return ()
+    return (_access(tensors[name]).tensor,)
 
-    def _streamed(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> tuple[int, ...]:
-        name = _STREAMED.get(self.kernel)
-        if name not in tensors or constants.get("ONE_PASS", True) is False:
-            return ()
-        return (_access(tensors[name]).tensor,)
 
-    def _written(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
-        written = set(_WRITTEN_BY.get(self.kernel, _WRITTEN)) & tensors.keys()
-        written -= _READ_BY.get(self.kernel, set())
-        if constants.get("ONE_PASS"):
-            written.discard("dots")
-        if constants.get("SPLIT") and self.kernel == "linear_forward":
-            written.discard("y")
-        elif constants.get("SINGLE_PASS"):
-            written.add("norms")
-        return written
+def _written(kernel: str, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
+    written = set(_WRITTEN_BY.get(kernel, _WRITTEN)) & tensors.keys()
+    written -= _READ_BY.get(kernel, set())
+    if constants.get("ONE_PASS"):
+        written.discard("dots")
+    if constants.get("SPLIT") and kernel == "linear_forward":
+        written.discard("y")
+    elif constants.get("SINGLE_PASS"):
+        written.add("norms")
+    return written
 
-    def _untouched(self, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
-        untouched = set(_UNTOUCHED.get(self.kernel, set()))
-        if constants.get("SPLIT") and self.kernel == "linear_forward":
-            untouched |= {"y", "g", "bias", "norms"}
-        if self.kernel.endswith("weight_gradient") and "dots" not in tensors and not constants.get("ONE_PASS"):
-            untouched |= {"v", "g", "norms"}
-        return untouched
+
+def _untouched(kernel: str, tensors: dict[str, Tensor], constants: dict[str, Any]) -> set[str]:
+    untouched = set(_UNTOUCHED.get(kernel, set()))
+    if constants.get("SPLIT") and kernel == "linear_forward":
+        untouched |= {"y", "g", "bias", "norms"}
+    if kernel.endswith("weight_gradient") and "dots" not in tensors and not constants.get("ONE_PASS"):
+        untouched |= {"v", "g", "norms"}
+    return untouched
 
 
 def _access(t: Tensor) -> Access:
@@ -214,4 +196,4 @@ def _plan(layer: Layer, kernel: str, target: str, x: Tensor) -> Plan:
         m, n, k = layer.outputs, layer.inputs, m
     taps = layer.kernel**2 if kernel == "weight_gradient" else 1
     problem = Problem(kernel, m, n, k, linear_dtypes(x, x), taps, kernel == "linear")
-    return plan_by_rule(problem, Target(target, PROCESSORS[target].count))
+    return plan_by_rule(problem, Target(target, PROCESSORS[target].count), vendor=False)

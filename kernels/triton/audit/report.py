@@ -10,7 +10,7 @@ from wnfused.kernels.triton.audit.requirements import Check, checks, layer_check
 
 _COLUMNS = (
     "target", "dtype", "config", "regs", "spill", "shared", "occ.", "MMA", "async", "load", "SHFL", "loop", "plain",
-    "cycles", "× plain",
+    "cycles", "% peak", "× plain",
 )  # fmt: skip
 _HEAD = """# Offline audit of the Triton kernels
 
@@ -142,6 +142,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         str(f.loop_instructions or ""),
         str((entry.plain and entry.plain.loop_instructions) or ""),
         f"{cycles.total:.0f} {cycles.bound}" if cycles else "",
+        f"{cycles.tensor_peak:.0%}" if cycles and cycles.tensor_peak else "",
         f"{ratio:.2f}" if ratio else "",
     )
 

@@ -16,6 +16,8 @@ from torch.nn.utils import weight_norm
 
 import wnfused
 
+torch.backends.cudnn.allow_tf32 = False  # on by default for convolutions, which are compared with exact products here
+
 LAYERS = {
     "Linear": (lambda: nn.Linear(6, 5), (3, 6)),
     "Linear, many rows": (lambda: nn.Linear(6, 5), (20, 6)),

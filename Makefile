@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-ptx test-gpu lint format train bench bench-train bench-gpu audit clean
+.PHONY: help setup build test test-triton test-ptx test-gpu lint format train results bench bench-train bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -72,6 +72,11 @@ train: setup ## train a deep weight-normalized network from three initialization
 	@$(BIN)/wnfused build || echo "==> continuing without them, with the torch backend"
 	@echo "==> wnfused train"
 	@$(BIN)/wnfused train $(ARGS)
+
+results: setup ## run every experiment of the paper at smoke scale into results/ (ARGS="--scale small": hours)
+	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/experiments/test_pages.py
+	@for name in $$($(BIN)/wnfused experiment list | awk '{ print $$1 }'); do \
+	    echo "==> wnfused experiment $$name"; $(BIN)/wnfused experiment $$name --out results --force $(ARGS) || exit; done
 
 bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
 	@echo "==> measuring (do not use the machine meanwhile)"

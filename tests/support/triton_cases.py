@@ -28,10 +28,14 @@ DTYPE_IDS = ["fp32", "bf16", "fp16", "bf16-fp32", "fp16-fp32"]
 
 
 def tiles(dtype: torch.dtype) -> list[Tile]:
-    """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its target."""
+    """All shipped tiles for activations of that dtype, of every target; on a GPU only those of its target.
+
+    The interpreter knows no warps and stages: there, one of the tiles that differ in nothing else is enough.
+    """
     families = [support.target_of(DEVICE).family] if ON_GPU else list(TILES)
     kernels = [kernel for kernel in KERNELS if kernel != "few_rows"]
-    return sorted(shipped_tiles(kernels, families, ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]))
+    shipped = sorted(shipped_tiles(kernels, families, ["tf32", "fp32"] if dtype == torch.float32 else ["16-bit"]))
+    return shipped if ON_GPU else list({(tile.m, tile.n, tile.k): tile for tile in shipped}.values())
 
 
 def tensors(*shapes_and_dtypes: tuple[tuple[int, ...], torch.dtype]) -> list[Tensor]:

@@ -20,7 +20,9 @@ from wnfused.experiments.statistics import mean_std, plus_minus
 from wnfused.experiments.sweep import Sweep
 from wnfused.experiments.trial import trial
 
-TRIED = 3  # learning rates whose runs have full length: the largest stable one and those below it
+TRIED = 4  # learning rates whose runs have full length: the largest stable one and those below it
+
+LEARNED = 0.15  # ten classes: accuracies below this are chance
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,13 @@ def _search_trial(setting: Setting, depth: Depth, init: str, lr: float) -> Job:
     return _trial(setting, depth, init, lr, max_steps=depth.search_steps)
 
 
-def _trial(setting: Setting, depth: Depth, init: str, lr: float, *, test: bool = False, **more: Any) -> Job:
+def _trial(
+    setting: Setting, depth: Depth, init: str, lr: float, *, seed: int = 0, test: bool = False, **more: Any
+) -> Job:
     method = {"norm": "batch", "init": "he"} if init == "batch" else {"init": init}
-    return trial(test=test, **{**setting.base, "model": depth.model, **depth.changes, **method, "lr": lr, **more})
+    return trial(
+        test=test, **{**setting.base, "model": depth.model, **depth.changes, **method, "lr": lr, "seed": seed, **more}
+    )
 
 
 def findings(setting: Setting, cells: Cells, paragraphs: Sequence[str]) -> Findings:
@@ -149,6 +155,8 @@ def findings(setting: Setting, cells: Cells, paragraphs: Sequence[str]) -> Findi
 def _accuracy(cell: Cell) -> str:
     if cell.best_rate is None:
         return "diverges at every rate"
+    if cell.accuracies and max(cell.accuracies) < LEARNED:
+        return "does not learn"
     text = plus_minus([100 * accuracy for accuracy in cell.accuracies], 1)
     return f"{text} ({cell.lost} of {len(cell.runs)} diverged)" if cell.lost else text
 

@@ -8,7 +8,6 @@ README.md      the page
 """
 
 import json
-import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ import torch
 import wnfused
 from wnfused.files import atomic_write, write_atomically
 from wnfused.train import RunError
+from wnfused.train.run_directory import cpu_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +117,7 @@ class Results:
 def _machine() -> dict[str, str]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
-        "machine": gpu or f"a {platform.machine()} CPU",
+        "machine": gpu or cpu_name(),
         "torch": torch.__version__,
         "wnfused": wnfused.__version__,
         "started": time.strftime("%Y-%m-%d"),

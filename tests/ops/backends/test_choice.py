@@ -418,7 +418,7 @@ def test_python_autograd_passes_the_same_tests(tmp_path: Path) -> None:
         cwd=OPS,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout

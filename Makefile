@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-ptx test-gpu lint format train results bench bench-train bench-gpu audit clean
+.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -57,6 +57,10 @@ test: setup lint ## lint, build the native kernels and run the tests
 test-triton: setup ## run the operators' own tests on the Triton kernels, in triton's interpreter (more than half an hour)
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
 	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
+
+test-launch: setup ## the same through the C++ launch path, whose launches the interpreter executes (an hour)
+	@echo "==> running the operators' tests through the C++ launch path, in triton's interpreter"
+	WNFUSED_TEST_DRIVER=interpreter WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
 test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS drawn layers from SEED on (half an hour or more)
 	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"

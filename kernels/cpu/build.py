@@ -22,7 +22,6 @@ import torch
 from wnfused.files import locked
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
-_INCLUDES = (Path(__file__).parent,)
 _VECTOR_FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
@@ -52,10 +51,15 @@ def _compile_flags() -> list[str]:
     return flags
 
 
+def _folders(sources: Sequence[Path]) -> list[Path]:
+    """Where the sources and their headers are."""
+    return [Path(__file__).parent, *sorted({source.parent for source in sources} - {Path(__file__).parent})]
+
+
 def library_path(name: str, sources: Sequence[Path]) -> Path:
     """The path of the library for these sources, this torch and this CPU, which need not exist yet."""
     digest = hashlib.sha256()
-    headers = [h for folder in _INCLUDES for h in sorted(folder.glob("*.h"))]
+    headers = [h for folder in _folders(sources) for h in sorted(folder.glob("*.h"))]
     for file in (*sources, *headers):
         digest.update(file.name.encode() + file.read_bytes())
     for fact in (torch.__version__, torch.version.git_version, *_compile_flags(), os.environ.get("CXX", "")):
@@ -106,7 +110,7 @@ def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     command = shlex.split(cxx)
     root = Path(torch.__file__).parent
-    includes = [*_INCLUDES, root / "include", root / "include/torch/csrc/api/include"]
+    includes = [*_folders(sources), root / "include", root / "include/torch/csrc/api/include"]
     flags = [*_compile_flags(), *(f"-I{folder}" for folder in includes)]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]

@@ -17,7 +17,7 @@ import torch
 from triton.errors import TritonError
 
 from wnfused.files import write_atomically
-from wnfused.kernels.triton import rules, support
+from wnfused.kernels.triton import rules, support, table
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.tiles import Tile, shipped_tiles, single_pass_pays, tiles_for
 
@@ -113,6 +113,7 @@ def forget() -> None:
     """Read the file again when a plan is next requested."""
     _winners.cache_clear()
     _plan.cache_clear()
+    table.forget()
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

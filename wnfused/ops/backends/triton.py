@@ -1,6 +1,7 @@
 """The ``triton`` backend: maps the operators to the launches of ``wnfused.kernels.triton``."""
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wnfused.kernels.triton import run_conv, run_linear, run_linear_backward, run_multi, run_rows
+from wnfused.kernels.triton import recipe, run_conv, run_linear, run_linear_backward, run_multi, run_rows, table
 from wnfused.ops import precomputed_norms
+from wnfused.ops.backends import launching
 from wnfused.ops.backends.torch import laid_out_like
 from wnfused.ops.reference import Gradients
 
@@ -18,6 +20,34 @@ Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
 _interpreter = threading.RLock()  # triton's interpreter has global state
+log = logging.getLogger("wnfused")
+
+
+def _recorded(inputs: int) -> Callable[[Operator], Operator]:
+    """Record a call that the C++ launch path does not know yet, so that it need not ask Python again.
+
+    ``inputs`` is the number of leading arguments that are tensors or None, as in ``launched.cpp``.
+    """
+
+    def decorate(operator: Operator) -> Operator:
+        @functools.wraps(operator)
+        def run(*args: Any) -> Any:
+            if not table.recording():
+                return operator(*args)
+            if args[0].is_cuda and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"{operator.__name__}: first call with these shapes during CUDA graph capture; call "
+                    "wnfused.warm_up(model, example) before the capture"
+                )
+            outputs, recorded, reason = recipe.record(operator, inputs, args)
+            table.install(recorded)
+            if recorded is None:
+                log.debug("%s runs in Python: %s", operator.__name__, reason)
+            return outputs
+
+        return run  # type: ignore[return-value]
+
+    return decorate
 
 
 def _on_its_device(operator: Operator) -> Operator:
@@ -28,6 +58,7 @@ def _on_its_device(operator: Operator) -> Operator:
         if not first.is_cuda:
             with _interpreter:
                 return operator(first, *rest)
+        launching.connect()
         if first.device.index == torch.cuda.current_device():
             return operator(first, *rest)
         with torch.cuda.device(first.device):
@@ -53,6 +84,7 @@ def weight_norm_backward(
 
 
 @_on_its_device
+@_recorded(inputs=4)
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -60,6 +92,7 @@ def linear(
 
 
 @_on_its_device
+@_recorded(inputs=6)
 def linear_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, eps: float, biased: bool,
     mask: list[bool],
@@ -69,6 +102,7 @@ def linear_backward(
 
 
 @_on_its_device
+@_recorded(inputs=4)
 def convolution(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float, relu: bool,
@@ -78,6 +112,7 @@ def convolution(
 
 
 @_on_its_device
+@_recorded(inputs=6)
 def convolution_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float,

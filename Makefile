@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-gpu audit clean
+.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-host bench-gpu audit clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -89,6 +89,11 @@ bench: setup ## measure the layers against plain torch.nn and torch's weight_nor
 bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm, batch norm, no normalization
 	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.training $(ARGS)
+
+bench-host: setup ## measure the host time of a layer's call, with a driver that launches nothing (no GPU needed)
+	@echo "==> measuring host time (do not use the machine meanwhile)"
+	@$(BIN)/wnfused build
+	$(BIN)/python -m benchmarks.host $(ARGS)
 
 bench-gpu: setup ## measure the layers on a GPU
 	@echo "==> measuring on a GPU (do not use the machine meanwhile)"

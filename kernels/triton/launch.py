@@ -55,6 +55,11 @@ def consumed_by(consumer: Consumer) -> Iterator[None]:
         _state.consumer = previous
 
 
+def has_consumer() -> bool:
+    """Whether this thread's launches go to another consumer, which repeated calls would bypass."""
+    return getattr(_state, "consumer", None) is not None
+
+
 def launch_options(warps: int = 4, stages: int = 3) -> dict[str, int]:
     """As the audit compiles with them (tiles.MOST_REGISTERS)."""
     options = {"num_warps": warps, "num_stages": stages}

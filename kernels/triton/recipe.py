@@ -21,7 +21,7 @@ _ALLOCATE = {
     torch.ops.aten.new_empty_strided.default,
 }
 _SCALAR_TYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}  # as c10 numbers them
-_CONSTANT, _INPUT, _BUFFER, _SCRATCH = range(4)
+_CONSTANT, INPUT, BUFFER, SCRATCH = range(4)
 _PACKED = {"i32": "<i", "i64": "<q", "u32": "<I", "u64": "<Q", "fp32": "<f", "fp64": "<d"}
 _SCRATCH_ALIGNMENT = 256
 
@@ -79,32 +79,59 @@ class _Recorder(TorchDispatchMode):
             self.launches.append((record, record.run()))
 
 
-def record(operator: Callable[..., Any], inputs: int, args: tuple[Any, ...]) -> tuple[Any, list[int] | None, str]:
-    """Run the operator, whose first ``inputs`` arguments are tensors or None: (outputs, recipe or None, reason)."""
+class Recorded(NamedTuple):
+    """A call that ran: its launches with their compiled kernels, and all its tensors."""
+
+    recorder: _Recorder
+    inputs: tuple[Any, ...]
+    outputs: tuple[Tensor | None, ...]
+
+
+def run_and_record(operator: Callable[..., Any], inputs: int, args: tuple[Any, ...]) -> Recorded:
+    """Run the operator, whose first ``inputs`` arguments are tensors or None."""
     recorder = _Recorder()
     with recorder, consumed_by(recorder.consume):
         outputs = operator(*args)
+    return Recorded(recorder, args[:inputs], outputs)
+
+
+def record(operator: Callable[..., Any], inputs: int, args: tuple[Any, ...]) -> tuple[Any, list[int] | None, str]:
+    """Run the operator: (outputs, its recipe or None, why there is none)."""
+    recorded = run_and_record(operator, inputs, args)
     try:
-        return outputs, _recipe(recorder, args[:inputs], outputs), ""
+        return recorded.outputs, _recipe(recorded), ""
     except NotRepeatable as reason:
-        return outputs, None, str(reason)
+        return recorded.outputs, None, str(reason)
 
 
-def _recipe(recorder: _Recorder, inputs: tuple[Any, ...], outputs: tuple[Tensor | None, ...]) -> list[int]:
-    if recorder.others:
-        raise NotRepeatable(f"it calls {recorder.others[0]}")
-    addresses = {t.data_ptr(): i for i, t in enumerate(inputs) if t is not None}
-    if len(addresses) < sum(t is not None for t in inputs):
-        raise NotRepeatable("two of its tensors start at the same address")
-    kept = [t.untyped_storage().data_ptr() for t in outputs if t is not None]
-    if any(address not in recorder.allocated for address in kept) or len(set(kept)) < len(kept):
-        raise NotRepeatable("an output is not a tensor of its own")
-    buffers, described = _outputs(recorder, outputs)
-    scratch = _Scratch(recorder, {address: i for i, address in enumerate(kept)})
-    launches: list[int] = [len(recorder.launches)]
-    for launch, compiled in recorder.launches:
-        launches += _launch(launch, bind(launch, compiled), addresses, scratch)
-    return [len(kept), *buffers, scratch.size, len(outputs), *described, *launches]
+class Places:
+    """Where each launch of a call finds its tensors: an input, an output's buffer, or scratch memory."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        recorder, inputs, outputs = recorded
+        if recorder.others:
+            raise NotRepeatable(f"it calls {recorder.others[0]}")
+        self._inputs = {t.data_ptr(): i for i, t in enumerate(inputs) if t is not None}
+        if len(self._inputs) < sum(t is not None for t in inputs):
+            raise NotRepeatable("two of its tensors start at the same address")
+        self.kept = [t.untyped_storage().data_ptr() for t in outputs if t is not None]
+        if any(address not in recorder.allocated for address in self.kept) or len(set(self.kept)) < len(self.kept):
+            raise NotRepeatable("an output is not a tensor of its own")
+        self.scratch = _Scratch(recorder, {address: i for i, address in enumerate(self.kept)})
+
+    def of(self, t: Tensor) -> tuple[int, int, int]:
+        """(source, index, offset in bytes)."""
+        known = self._inputs.get(t.data_ptr())
+        return self.scratch.place(t) if known is None else (INPUT, known, 0)
+
+
+def _recipe(recorded: Recorded) -> list[int]:
+    places = Places(recorded)
+    buffers, described = _outputs(recorded.recorder, recorded.outputs)
+    launches: list[int] = [len(recorded.recorder.launches)]
+    for launch, compiled in recorded.recorder.launches:
+        launches += _launch(launch, bind(launch, compiled), places)
+    return [len(places.kept), *buffers, places.scratch.size, len(recorded.outputs), *described, *launches]
 
 
 def _outputs(recorder: _Recorder, outputs: tuple[Tensor | None, ...]) -> tuple[list[int], list[int]]:
@@ -141,20 +168,19 @@ class _Scratch:
             raise NotRepeatable("a launch uses a tensor that is neither an argument nor allocated by the call")
         inside = t.data_ptr() - start
         if start in self.outputs:
-            return _BUFFER, self.outputs[start], inside
+            return BUFFER, self.outputs[start], inside
         if start not in self.offsets:
             self.offsets[start] = self.size
             self.size += -(-storage.nbytes() // _SCRATCH_ALIGNMENT) * _SCRATCH_ALIGNMENT
-        return _SCRATCH, 0, self.offsets[start] + inside
+        return SCRATCH, 0, self.offsets[start] + inside
 
 
-def _launch(launch: Launch, bound: Bound, addresses: dict[int, int], scratch: _Scratch) -> list[int]:
+def _launch(launch: Launch, bound: Bound, places: Places) -> list[int]:
     arguments: list[int] = []
     for position, kind in bound.parameters:
         value = launch.arguments[position]
         if isinstance(value, Tensor):
-            known = addresses.get(value.data_ptr())
-            arguments += scratch.place(value) if known is None else (_INPUT, known, 0)
+            arguments += places.of(value)
         else:
             arguments += (_CONSTANT, 0, _bits(value, kind))
     arguments += [_CONSTANT, 0, 0] * bound.scratch_pointers

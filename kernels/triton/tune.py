@@ -17,7 +17,7 @@ import torch
 from triton.errors import TritonError
 
 from wnfused.files import write_atomically
-from wnfused.kernels.triton import rules, support, table
+from wnfused.kernels.triton import replay, rules, support, table
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.tiles import Tile, shipped_tiles, single_pass_pays, tiles_for
 
@@ -114,6 +114,7 @@ def forget() -> None:
     _winners.cache_clear()
     _plan.cache_clear()
     table.forget()
+    replay.forget()
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

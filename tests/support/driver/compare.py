@@ -1,7 +1,7 @@
 """Compares each launch of the C++ launch path with triton's own launcher. Usage: python -m tests.support.driver.compare
 
-Every layer runs three times on the fake driver: in Python, which compiles the kernels; in Python again, whose launches
-triton's launcher makes; and through the C++ launch path. Prints the names of the kernels that agreed, as JSON, by case.
+Every layer runs on the fake driver: in Python, where triton's launcher makes the launches; repeated by Python; and
+repeated by the C++ launch path. Prints the names of the kernels that agreed, as JSON, by case.
 """
 
 import json
@@ -9,7 +9,8 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "0"
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,32 +43,49 @@ def _places(seen: list[Seen], known: Memory) -> list[tuple[Any, ...]]:
     return found
 
 
-def compare(fake: FakeDriver, inputs: list[Tensor], call: Call, names: dict[int, str]) -> list[str]:
-    def learn(record: Launch) -> None:
+@contextmanager
+def _repeated() -> Iterator[None]:
+    """A context in which no launch may be planned again."""
+
+    def refuse(record: Launch) -> None:
+        raise AssertionError(f"{record.name} is planned again: the call was not repeated")
+
+    run, Launch.run = Launch.run, refuse  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Launch.run = run  # type: ignore[method-assign]
+
+
+def compare(fake: FakeDriver, inputs: list[Tensor], call: Call) -> list[str]:
+    names: dict[int, str] = {}
+    kept: list[Launch] = []  # so that no address is used twice
+
+    def run(record: Launch) -> None:
+        kept.append(record)
         compiled = record.run()
         names[compiled.function] = record.name
         fake.learn(record, compiled)
 
     table.activate(None)
-    with consumed_by(learn):
+    with consumed_by(run):
         call()
-    fake.watch()
-    kept: list[Launch] = []  # so that no address is used twice
-    with consumed_by(lambda record: (kept.append(record), record.run())):
+        fake.watch()
         first = call()
-    expected = fake.seen
-    table.activate("cpu")
-    fake.watch(False)
-    call()  # recorded
-    fake.watch()
-    asked = table.misses()
-    second = call()
-    assert table.misses() == asked, "the call ran in Python"
-    for theirs, ours in zip(expected, fake.seen, strict=True):
-        assert theirs[:4] == ours[:4], (names[theirs.function], theirs[:4], ours[:4])
-    theirs, ours = _places(expected, _memory([*inputs, *first])), _places(fake.seen, _memory([*inputs, *second]))
-    assert theirs == ours, [pair for pair in zip(theirs, ours, strict=True) if pair[0] != pair[1]]
-    return [names[launch.function] for launch in fake.seen]
+        expected = fake.seen
+    theirs = _places(expected, _memory([*inputs, *first]))
+    for device in (None, "cpu"):  # repeated by Python, by C++
+        table.activate(device)
+        fake.watch(False)
+        call()  # recorded
+        fake.watch()
+        with _repeated():
+            second = call()
+        for launch, ours in zip(expected, fake.seen, strict=True):
+            assert launch[:4] == ours[:4], (names[launch.function], launch[:4], ours[:4])
+        found = _places(fake.seen, _memory([*inputs, *second]))
+        assert theirs == found, [pair for pair in zip(theirs, found, strict=True) if pair[0] != pair[1]]
+    return [names[launch.function] for launch in expected]
 
 
 def cases() -> dict[str, tuple[torch.nn.Module, Tensor]]:
@@ -101,7 +119,7 @@ def main() -> None:
                 y = layer(x)
                 return [y, *torch.autograd.grad(y, [x, *layer.parameters()], dy)]
 
-            agreed[name] = compare(fake, [x, dy, *layer.parameters()], call, {})
+            agreed[name] = compare(fake, [x, dy, *layer.parameters()], call)
     print(json.dumps(agreed))  # noqa: T201 - what the test reads
 
 

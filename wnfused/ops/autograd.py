@@ -57,11 +57,12 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         mask = list(ctx.needs_input_grad[3 : 3 + ctx.count])
         op = getattr(torch.ops.wnfused, f"{ctx.operator}_backward").default
+        saved = ctx.saved_tensors  # a checkpoint recomputes them here, with autograd
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            gradients = op(dy, *ctx.saved_tensors, *ctx.options, mask)
+            gradients = op(dy, *saved, *ctx.options, mask)
         else:  # an ordinary backward needs no autograd of its own
             with torch._C._AutoDispatchBelowADInplaceOrView():
-                gradients = op(dy, *ctx.saved_tensors, *ctx.options, mask)
+                gradients = op(dy, *saved, *ctx.options, mask)
         return (None, None, None, *gradients, *([None] * ctx.unused))
 
 

@@ -267,12 +267,12 @@ def test_cached_tensors_are_free_to_read():
 
 
 def test_every_launched_kernel_is_audited():
-    """Kernels are launched as module.kernel[grid](…)."""
+    """Kernels are launched as launch(module.kernel, …)."""
     launched = set()
     for file in KERNELS.glob("run_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                launched.add(ast.unparse(node.func.value))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch":
+                launched.add(ast.unparse(node.args[0]))
     assert launched == {f"{module}.{kernel}" for kernel, module in builds.KERNELS.items()}
 
 

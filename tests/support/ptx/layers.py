@@ -156,8 +156,8 @@ def _as_the_layer_says(layer: Layer) -> Iterator[None]:
         if layer.far:
             for module in (run_conv, run_finish, run_linear, run_linear_backward, run_rows, run_vendor):
                 changed.enter_context(mock.patch.object(module, "index64", return_value=True))
-            run_rows._launch_of.cache_clear()
-            changed.callback(run_rows._launch_of.cache_clear)
+            run_rows._partition_of.cache_clear()
+            changed.callback(run_rows._partition_of.cache_clear)
         yield
 
 

@@ -12,6 +12,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <shared_mutex>
 #include <unordered_map>
 
@@ -256,9 +257,13 @@ std::shared_ptr<const Recipe> read(const int64_t* numbers) {
   return recipe;
 }
 
-// The mutex must not be held by a thread that does not exist in the child; handles are the parent's.
-[[maybe_unused]] const int at_fork = pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); },
-                                                    [] { table().clear(), mutex().unlock(); });
+// The mutex must not be held by a thread that does not exist in the child; handles are the parent's. The child makes a new
+// mutex: its thread has another id than the one that locked.
+void after_fork_in_child() {
+  table().clear();
+  new (&mutex()) std::shared_mutex;
+}
+[[maybe_unused]] const int at_fork = pthread_atfork([] { mutex().lock(); }, [] { mutex().unlock(); }, after_fork_in_child);
 
 }  // namespace
 }  // namespace wnfused

@@ -12,6 +12,7 @@ import wnfused
 from wnfused.kernels.triton import recipe, table
 from wnfused.kernels.triton.launch import Launch
 from wnfused.ops.backends import native
+from wnfused.ops.backends import triton as triton_backend
 
 Callback = ctypes.CFUNCTYPE(
     ctypes.c_int,
@@ -69,7 +70,8 @@ class Interpreter:
                     arguments[i] = _tensor_at(address, found.dtypes[i])
                 else:
                     arguments[i] = _NUMBERS[kind].from_address(params[place]).value
-            found.record._replace(grid=(gx, gy, gz), arguments=tuple(arguments)).run()
+            with triton_backend._interpreter:
+                found.record._replace(grid=(gx, gy, gz), arguments=tuple(arguments)).run()
             self.launched.append(found.record.name)
             return 0
         except BaseException as error:

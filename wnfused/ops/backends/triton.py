@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wnfused.kernels.triton import (
+    fitting,
     launch,
     recipe,
     replay,
@@ -35,6 +36,10 @@ log = logging.getLogger("wnfused")
 
 
 INPUTS = {"linear": 4, "linear_backward": 6, "convolution": 4, "convolution_backward": 6}  # tensors or None
+
+
+def _is_capturing(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _may_repeat() -> bool:
@@ -68,7 +73,7 @@ def _recorded(operator: Operator) -> Operator:
         key = () if for_table else replay.key_of(name, inputs, args)
         if not for_table and replay.is_known(key):
             return operator(*args)
-        if args[0].is_cuda and torch.cuda.is_current_stream_capturing():
+        if _is_capturing(args[0]):
             raise RuntimeError(
                 f"{name}: first call with these shapes during CUDA graph capture; call "
                 "wnfused.warm_up(model, example) before the capture"
@@ -118,6 +123,7 @@ def weight_norm_backward(
 
 
 @_on_its_device
+@fitting.retried
 @_recorded
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool
@@ -126,6 +132,7 @@ def linear(
 
 
 @_on_its_device
+@fitting.retried
 @_recorded
 def linear_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, eps: float, biased: bool,
@@ -136,6 +143,7 @@ def linear_backward(
 
 
 @_on_its_device
+@fitting.retried
 @_recorded
 def convolution(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
@@ -146,6 +154,7 @@ def convolution(
 
 
 @_on_its_device
+@fitting.retried
 @_recorded
 def convolution_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, stride: list[int], padding: list[int],

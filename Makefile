@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-host bench-gpu audit clean
+.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-host bench-gpu audit wheels clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -66,10 +66,11 @@ test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS
 	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"
 	WNFUSED_PTX_LAYERS=$(LAYERS) WNFUSED_PTX_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/kernels/triton -k ptx $(ARGS)
 
-test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter
+test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter, without tf32 and with it
 	@echo "==> testing the Triton kernels on a GPU"
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
-	TRITON_INTERPRET=0 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
+	TRITON_INTERPRET=0 WNFUSED_TEST_TF32=0 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
+	TRITON_INTERPRET=0 WNFUSED_TEST_TF32=1 $(BIN)/python -m pytest tests/kernels/triton $(ARGS)
 
 train: setup ## train a deep weight-normalized network from three initializations (ARGS="--preset smoke": another run)
 	@echo "==> building the native CPU kernels"
@@ -79,6 +80,7 @@ train: setup ## train a deep weight-normalized network from three initialization
 
 results: setup ## run every experiment of the paper at smoke scale into results/ (ARGS="--scale small": hours)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/experiments/test_pages.py
+	@$(PIP_INSTALL) --quiet --no-build-isolation --editable ".[rl]"
 	@for name in $$($(BIN)/wnfused experiment list | awk '{ print $$1 }'); do \
 	    echo "==> wnfused experiment $$name"; $(BIN)/wnfused experiment $$name --out results --force $(ARGS) || exit; done
 
@@ -93,7 +95,7 @@ bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm
 bench-host: setup ## measure the host time of a layer's call, with a driver that launches nothing (no GPU needed)
 	@echo "==> measuring host time (do not use the machine meanwhile)"
 	@$(BIN)/wnfused build
-	$(BIN)/python -m benchmarks.host $(ARGS)
+	$(BIN)/python -m wnfused.benchmarks.host $(ARGS)
 
 bench-gpu: setup ## measure the layers on a GPU
 	@echo "==> measuring on a GPU (do not use the machine meanwhile)"
@@ -103,6 +105,13 @@ bench-gpu: setup ## measure the layers on a GPU
 audit: setup ## compile the Triton kernels for every target without a GPU and write docs/audit.md
 	@echo "==> auditing the Triton kernels"
 	@$(BIN)/wnfused audit --markdown docs/audit.md $(ARGS)
+
+wheels: setup ## write two wheels to dist/: a pure one, and one with the native CPU kernels prebuilt for this torch
+	@echo "==> building the wheels"
+	@rm -rf build dist
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/wnfused build --wheel dist/wnfused-*-py3-none-any.whl
+	@rm -rf build
 
 clean: ## remove caches and build products (not .venv)
 	@echo "==> removing caches and build products"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import wnfused
-from benchmarks.layers import CASES, Case
-from benchmarks.peers import PEERS, inference, training_step, with_weight_norm
+from wnfused.benchmarks.layers import CASES, Case
+from wnfused.benchmarks.peers import PEERS, inference, training_step, with_weight_norm
 
 
 @pytest.mark.parametrize("peer", PEERS)

@@ -7,7 +7,7 @@ Weights are float32 and activations have the given dtype (autocast), as in mixed
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import wnfused
-from benchmarks.peers import PEERS, training_step, with_weight_norm
+from wnfused.benchmarks.peers import PEERS, training_step, with_weight_norm
 from wnfused.diagnostics.timing import Timing, interleave
 from wnfused.models import resnet110
 
@@ -65,14 +65,14 @@ def _under_autocast(step: Callable[[], None], device: torch.device, dtype: torch
     return synchronized
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--seconds", type=float, default=2.0, help="measuring time per row")
     parser.add_argument("--only", default="", help="measure only rows whose name contains TEXT", metavar="TEXT")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     device = torch.device(options.device)
     if device.type == "cuda":
         wnfused.backend("triton")  # raises if it cannot run; a silent fallback would be reported as Triton

@@ -1,6 +1,6 @@
 """Host time per layer: what a call costs before a GPU does anything. Run by ``make bench-host``.
 
-python -m benchmarks.host [--seconds 2] [--only TEXT] [--json FILE] [--markdown FILE]
+python -m wnfused.benchmarks.host [--seconds 2] [--only TEXT] [--json FILE] [--markdown FILE]
 
 The launches go to a driver library that returns at once, on CPU tensors so small that only the host counts; one thread.
 torch's layers run their own CPU kernels on the same tensors. No GPU is involved.
@@ -14,15 +14,15 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from benchmarks.layers import environment
-from benchmarks.peers import inference, training_step, with_weight_norm
-from tests.support.driver.fake import launching_nothing
 from wnfused import ops
+from wnfused.benchmarks.layers import environment
+from wnfused.benchmarks.peers import inference, training_step, with_weight_norm
 from wnfused.diagnostics.timing import interleave
 from wnfused.kernels.triton import table
 
@@ -95,7 +95,8 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    with launching_nothing():
+    driver = import_module("tests.support.driver.fake")  # only in a checkout
+    with driver.launching_nothing():
         names = [name for name in LAYERS if options.only in name]
         rows = [row for name in names for mode in MODES for row in measure(name, mode, options.seconds)]
     lines = [f"Host time per call, relative to the plain layer; launches go nowhere; {environment(1)}.", ""]

@@ -6,7 +6,7 @@ python -m benchmarks.layers [--threads 2] [--seconds 4] [--only TEXT] [--json FI
 import argparse
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import wnfused
-from benchmarks.peers import PEERS, inference, training_step, whole_step, with_weight_norm
+from wnfused.benchmarks.peers import PEERS, inference, training_step, whole_step, with_weight_norm
 from wnfused.diagnostics.timing import Timing, interleave
 from wnfused.models import resnet110
 
@@ -86,14 +86,14 @@ def row(case: Case, timings: dict[str, Timing]) -> str:
 HEADER = "| layer | plain | torch hook | torch parametrized | wnfused | must | aim |\n|---|---|---|---|---|---|---|"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0, help="measuring time per row")
     parser.add_argument("--only", default="", help="measure only rows whose name contains TEXT", metavar="TEXT")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     lines = [f"Ratios to the plain layer, forward + backward, interleaved; {environment(options.threads)}.", "", HEADER]
     print("\n".join(lines), flush=True)

@@ -6,7 +6,7 @@ python -m benchmarks.training [--threads 2] [--seconds 20] [--models resnet20,re
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.layers import environment
+from wnfused.benchmarks.layers import environment
 from wnfused.data import Augmentation, Loader, Split
 from wnfused.diagnostics.timing import interleave
 from wnfused.train import Config, Progress
@@ -126,14 +126,14 @@ def row(model: str, batch: int, timings: dict[str, Any]) -> str:
     return f"| {model}, batch {batch} | {timings[base]['seconds'] * 1e3:.4g} ms | {ratios} |"
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="measuring time per row, at least 25 rounds")
     parser.add_argument("--models", default="resnet20,resnet110")
     parser.add_argument("--batches", default="128,8")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     torch.set_num_threads(options.threads)
     print(f"Whole training steps, interleaved, relative to no normalization; {environment(options.threads)}.\n")
     print(f"| network | {' | '.join(VARIANTS)} |\n|---|{'---|' * len(VARIANTS)}", flush=True)

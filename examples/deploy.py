@@ -22,7 +22,7 @@ def main() -> None:
     with torch.no_grad():
         expected = model(x)
 
-    print(f"folded {wnfused.fold(model)} layers into plain torch.nn layers")
+    print(f"{wnfused.fold(model)}: plain torch.nn layers now")
     program = torch.export.export(model, (x,))
     with torch.no_grad():
         print(f"torch.export: largest difference {(program.module()(x) - expected).abs().max():.1e}")

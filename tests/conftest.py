@@ -18,8 +18,15 @@ import pytest
 import torch
 
 import wnfused
+from tests.support import reference
 from tests.support.chosen_backends import BACKENDS
 from wnfused.ops.backends import native
+
+# Float32 products: all digits, or with WNFUSED_TEST_TF32=1 the 11 of tf32, which torch allows convolutions by default.
+TF32 = os.environ.get("WNFUSED_TEST_TF32", "0") == "1"
+torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = TF32
+if TF32:
+    reference.TOLERANCE[torch.float32] = reference.TF32_TOLERANCE
 
 # Several processes share the cores (make test); two threads each still cover the parallel code.
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -17,10 +17,10 @@ import wnfused
 from wnfused.extras import EXTRAS
 
 ROOT = Path(__file__).parent.parent
-ROOMS = {"wnfused": ROOT / "wnfused", "wnfused.kernels": ROOT / "kernels"}
+ROOMS = {"wnfused": ROOT / "wnfused", "wnfused.kernels": ROOT / "kernels", "wnfused.benchmarks": ROOT / "benchmarks"}
 
 USE_IT = """
-import pathlib, torch, wnfused, wnfused.kernels.cpu, wnfused.kernels.triton
+import pathlib, torch, wnfused, wnfused.benchmarks.layers, wnfused.kernels.cpu, wnfused.kernels.triton
 from wnfused.ops.backends import native
 wnfused.backend("torch")
 y = wnfused.functional.wn_linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 1))
@@ -116,7 +116,7 @@ def test_sdist_and_wheel_contain_every_file_of_the_package(sdist, wheel):
     assert held == needed
     with tarfile.open(sdist) as archive:
         names = {name.split("/", 1)[-1] for name in archive.getnames()}
-    assert {name.replace("wnfused/kernels/", "kernels/") for name in needed} <= names
+    assert {re.sub("^wnfused/(kernels|benchmarks)/", r"\1/", name) for name in needed} <= names
     assert {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 

@@ -205,7 +205,7 @@ def test_no_circular_imports_between_rooms() -> None:
 
 
 def test_the_package_imports_nothing_from_outside_it() -> None:
-    """The installed package has no tests, benchmarks or examples; the kernels are wnfused.kernels, not kernels."""
+    """The installed package has no tests or examples; its kernels and benchmarks are wnfused.kernels and so on."""
     outside = ("tests", "benchmarks", "examples", "kernels")
     known = [(path, name) for path, source in MODULES.items() for name in set(names_known(path, source))]
     assert [found for found in known if found[1].split(".")[0] in outside] == []

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from wnfused.ops.arguments import FLOATS as FLOATS
 from wnfused.ops.arguments import MOST_SIZE
+from wnfused.ops.arguments import ArgumentTypeError as ArgumentTypeError
+from wnfused.ops.arguments import ArgumentValueError as ArgumentValueError
 from wnfused.ops.reference import gain_shape
 
 ACTIVATIONS = (None, "relu")
@@ -25,22 +27,29 @@ def shape(t: Tensor) -> tuple[int, ...]:
 
 def floating(where: str, name: str, t: Any) -> None:
     if not isinstance(t, Tensor):
-        raise TypeError(f"{where}: {name}: expected a tensor, got {type(t).__name__}")
+        raise ArgumentTypeError(f"{where}: {name}: expected a tensor, got {type(t).__name__}")
     if t.dtype not in FLOATS:
         kinds = "float32, float64, bfloat16 or float16"
-        raise TypeError(f"{where}: {name}: expected a {kinds} tensor, got {str(t.dtype).removeprefix('torch.')}")
+        raise ArgumentTypeError(
+            f"{where}: {name}: expected a {kinds} tensor, got {str(t.dtype).removeprefix('torch.')}"
+        )
     if t.layout != torch.strided:
-        raise TypeError(f"{where}: {name}: expected a dense (strided) tensor, got {t.layout}")
+        raise ArgumentTypeError(f"{where}: {name}: expected a dense (strided) tensor, got {t.layout}")
 
 
 def module(where: str, model: Any) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{where}: model: expected a torch.nn.Module, got {type(model).__name__}")
+        raise ArgumentTypeError(f"{where}: model: expected a torch.nn.Module, got {type(model).__name__}")
+
+
+def padding_mode(where: str, mode: Any) -> None:
+    if mode not in PADDING_MODES:
+        raise ArgumentValueError(f"{where}: padding_mode: expected one of {PADDING_MODES}, got {mode!r}")
 
 
 def layer_dtype(where: str, dtype: Any) -> None:
     if dtype is not None and dtype not in FLOATS:
-        raise TypeError(f"{where}: dtype: expected float32, float64, bfloat16 or float16, got {dtype}")
+        raise ArgumentTypeError(f"{where}: dtype: expected float32, float64, bfloat16 or float16, got {dtype}")
 
 
 def tensors(where: str, x: Any, v: Any, g: Any, bias: Any) -> None:
@@ -85,36 +94,38 @@ def gain_and_bias(
         dimension(where, len(v), dim)
     expected = gain_shape(v, dim)
     if g != expected:
-        raise ValueError(
+        raise ArgumentValueError(
             f"{where}: g: expected shape {expected} for v of shape {tuple(v)} and dim={dim}, got {tuple(g)}"
         )
     if bias is not None and bias != (channels,):
-        raise ValueError(f"{where}: bias: expected shape ({channels},), got {tuple(bias)}")
+        raise ArgumentValueError(f"{where}: bias: expected shape ({channels},), got {tuple(bias)}")
     if type(eps) is not float or eps != 0.0:
         epsilon(where, eps)
 
 
 def dimension(where: str, ndim: int, dim: Any) -> None:
     if type(dim) is not int:
-        raise TypeError(f"{where}: dim: expected an int or None, got {dim!r}")
+        raise ArgumentTypeError(f"{where}: dim: expected an int or None, got {dim!r}")
     if not 0 <= dim < ndim:
         hint = "; for one norm over the whole tensor, torch's dim=-1, pass dim=None" if dim == -1 else ""
-        raise ValueError(f"{where}: dim: expected None or 0 to {ndim - 1} for a {ndim}-d weight, got {dim}{hint}")
+        raise ArgumentValueError(
+            f"{where}: dim: expected None or 0 to {ndim - 1} for a {ndim}-d weight, got {dim}{hint}"
+        )
 
 
 def epsilon(where: str, eps: Any) -> None:
     if not isinstance(eps, int | float) or not 0 <= eps < math.inf:
-        raise ValueError(f"{where}: eps: expected a finite number >= 0, got {eps!r}")
+        raise ArgumentValueError(f"{where}: eps: expected a finite number >= 0, got {eps!r}")
 
 
 def same_kind(where: str, name: str, t: Tensor, other_name: str, other: Tensor) -> None:
     """Check for the same device and dtype; autocast may mix float32 weights with 16-bit activations."""
     if t.device != other.device:
-        raise ValueError(f"{where}: {name}: expected device {other.device} like {other_name}, got {t.device}")
+        raise ArgumentValueError(f"{where}: {name}: expected device {other.device} like {other_name}, got {t.device}")
     if t.dtype != other.dtype and not (
         torch.is_autocast_enabled(t.device.type) and torch.float64 not in (t.dtype, other.dtype)
     ):
-        raise TypeError(
+        raise ArgumentTypeError(
             f"{where}: {name}: expected dtype {other.dtype} like {other_name}, got {t.dtype} "
             "(dtypes may differ only under autocast)"
         )
@@ -122,7 +133,7 @@ def same_kind(where: str, name: str, t: Tensor, other_name: str, other: Tensor) 
 
 def activation(where: str, name: Any) -> None:
     if name not in ACTIVATIONS:
-        raise ValueError(f"{where}: activation: expected None or 'relu', got {name!r}")
+        raise ArgumentValueError(f"{where}: activation: expected None or 'relu', got {name!r}")
 
 
 def is_integer(value: Any) -> bool:
@@ -137,12 +148,12 @@ def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) in (1, count):
         values = list(value) if len(value) == count else list(value) * count
     else:
-        raise ValueError(f"{where}: {name}: expected an int or {count} of them, got {value!r}")
+        raise ArgumentValueError(f"{where}: {name}: expected an int or {count} of them, got {value!r}")
     for v in values:
         if not is_integer(v) or v < least:
-            raise ValueError(f"{where}: {name}: expected integers >= {least}, got {value!r}")
+            raise ArgumentValueError(f"{where}: {name}: expected integers >= {least}, got {value!r}")
         if v > MOST_SIZE:  # sums of larger values overflow 64 bits
-            raise ValueError(f"{where}: {name}: expected integers <= {MOST_SIZE}, got {value!r}")
+            raise ArgumentValueError(f"{where}: {name}: expected integers <= {MOST_SIZE}, got {value!r}")
     return [int(v) for v in values]
 
 
@@ -151,18 +162,18 @@ def convolution_shapes(
 ) -> None:
     """Check ranks and channel counts of an n-d convolution of an input of shape x with a weight of shape v."""
     if len(v) != n + 2 or 0 in v:
-        raise ValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {tuple(v)}")
+        raise ArgumentValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {tuple(v)}")
     if len(x) not in (n + 1, n + 2):
-        raise ValueError(f"{where}: x: expected {n + 1} or {n + 2} dimensions, got shape {tuple(x)}")
+        raise ArgumentValueError(f"{where}: x: expected {n + 1} or {n + 2} dimensions, got shape {tuple(x)}")
     if not is_integer(groups) or groups < 1:
-        raise ValueError(f"{where}: groups: expected an int >= 1, got {groups!r}")
+        raise ArgumentValueError(f"{where}: groups: expected an int >= 1, got {groups!r}")
     if v[0] % groups:
-        raise ValueError(f"{where}: groups: expected a divisor of v.shape[0] = {v[0]}, got {groups}")
+        raise ArgumentValueError(f"{where}: groups: expected a divisor of v.shape[0] = {v[0]}, got {groups}")
     channels = v[0] if transposed else v[1] * groups
     if x[-n - 1] != channels:
-        raise ValueError(
+        raise ArgumentValueError(
             f"{where}: x: expected {channels} channels for v of shape {tuple(v)} and groups={groups}, "
             f"got shape {tuple(x)}"
         )
     if 0 in x[-n:]:
-        raise ValueError(f"{where}: x: expected non-empty spatial dimensions, got shape {tuple(x)}")
+        raise ArgumentValueError(f"{where}: x: expected non-empty spatial dimensions, got shape {tuple(x)}")

@@ -4,8 +4,11 @@ from importlib.util import find_spec
 
 # The name to import: (the name to install, the extra of pyproject.toml that includes it)
 EXTRAS = {
+    "ale_py": ("ale-py", "rl"),
+    "gymnasium": ("gymnasium", "rl"),
     "jinja2": ("jinja2", "train"),
     "matplotlib": ("matplotlib", "train"),
+    "minatar": ("minatar", "rl"),
     "ray": ("ray", "cluster"),
     "rich": ("rich", "train"),
     "sklearn": ("scikit-learn", "train"),

@@ -86,9 +86,9 @@ def wn_linear(
             pass  # the checks below name this function's arguments
     checks.tensors("wn_linear", x, v, g, bias)
     if v.ndim != 2:
-        raise ValueError(f"wn_linear: v: expected 2 dimensions [out, in], got shape {checks.shape(v)}")
+        raise checks.ArgumentValueError(f"wn_linear: v: expected 2 dimensions [out, in], got shape {checks.shape(v)}")
     if x.ndim == 0 or x.shape[-1] != v.shape[1]:
-        raise ValueError(
+        raise checks.ArgumentValueError(
             f"wn_linear: x: expected last dimension {v.shape[1]} like v of shape {checks.shape(v)}, "
             f"got shape {checks.shape(x)}"
         )

@@ -129,11 +129,10 @@ def _padding(
 ) -> tuple[list[int], list[int] | None]:
     """The operator's padding, and what has to be padded before it."""
     where, n, padding, mode = options.where, options.n, options.padding, options.padding_mode
-    if mode not in checks.PADDING_MODES:
-        raise ValueError(f"{where}: padding_mode: expected one of {checks.PADDING_MODES}, got {mode!r}")
+    checks.padding_mode(where, mode)
     if padding == "same":
         if any(s != 1 for s in strides):
-            raise ValueError(f"{where}: padding: 'same' needs stride 1, got stride={options.stride}")
+            raise checks.ArgumentValueError(f"{where}: padding: 'same' needs stride 1, got stride={options.stride}")
         left, right = [r // 2 for r in reach], [r - r // 2 for r in reach]
     else:
         left = [0] * n if padding == "valid" else checks.sizes(where, "padding", padding, n, least=0)
@@ -141,7 +140,7 @@ def _padding(
     for d in range(n):
         size = sizes[d] + left[d] + right[d]
         if size <= reach[d]:
-            raise ValueError(
+            raise checks.ArgumentValueError(
                 f"{where}: x: padded size {size} is smaller than the kernel's reach {reach[d] + 1} "
                 f"in spatial dimension {d}"
             )
@@ -158,7 +157,9 @@ def _check_room(where: str, padding: Any, mode: str, sizes: Shape, left: list[in
     for size, a, b in zip(sizes, left, right, strict=True):
         most = {"reflect": size - 1, "circular": size}.get(mode, max(a, b))
         if max(a, b) > most:
-            raise ValueError(f"{where}: padding: expected at most {most} with padding_mode={mode!r}, got {padding}")
+            raise checks.ArgumentValueError(
+                f"{where}: padding: expected at most {most} with padding_mode={mode!r}, got {padding}"
+            )
 
 
 def _pad_amounts(left: list[int], right: list[int]) -> list[int]:
@@ -174,11 +175,13 @@ def _transposed_padding(
     extra = checks.sizes(where, "output_padding", options.output_padding, n, least=0)
     for d in range(n):
         if extra[d] >= max(strides[d], dilations[d]):
-            raise ValueError(
+            raise checks.ArgumentValueError(
                 f"{where}: output_padding: expected less than stride or dilation "
                 f"({strides[d]}, {dilations[d]}), got {options.output_padding}"
             )
         size = (sizes[d] - 1) * strides[d] - 2 * pads[d] + reach[d] + 1 + extra[d]
         if size < 1:
-            raise ValueError(f"{where}: padding: {options.padding} gives output size {size} in spatial dimension {d}")
+            raise checks.ArgumentValueError(
+                f"{where}: padding: {options.padding} gives output size {size} in spatial dimension {d}"
+            )
     return pads, extra

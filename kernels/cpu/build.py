@@ -3,6 +3,8 @@
 Each fingerprint of sources, torch and CPU has its own directory, so a change of any of them triggers a new build and no
 stale library is loaded. A file lock makes processes that start together wait for one build; the lock ends with its
 process, so a killed build does not block others. The finished library is put in place by an atomic rename.
+
+A wheel may contain libraries that were built before (``prebuilt.py``). One with the same fingerprint is used as it is.
 """
 
 import hashlib
@@ -22,6 +24,7 @@ import torch
 from wnfused.files import locked
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+PREBUILT = Path(__file__).parent / "prebuilt"  # only in a wheel
 _VECTOR_FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
@@ -40,8 +43,8 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
 
 
-def _compile_flags() -> list[str]:
-    capability = torch.backends.cpu.get_cpu_capability()
+def _compile_flags(capability: str | None = None) -> list[str]:
+    capability = capability or torch.backends.cpu.get_cpu_capability()
     flags = ["-O3", "-std=c++20", "-fPIC", "-DAT_PER_OPERATOR_HEADERS", f"-DCPU_CAPABILITY={capability}"]
     flags += [f"-DCPU_CAPABILITY_{capability}", *_VECTOR_FLAGS.get(capability, ())]
     if sys.platform != "darwin":
@@ -56,15 +59,28 @@ def _folders(sources: Sequence[Path]) -> list[Path]:
     return [Path(__file__).parent, *sorted({source.parent for source in sources} - {Path(__file__).parent})]
 
 
-def library_path(name: str, sources: Sequence[Path]) -> Path:
-    """The path of the library for these sources, this torch and this CPU, which need not exist yet."""
+def library_path(name: str, sources: Sequence[Path], capability: str | None = None) -> Path:
+    """The path of the library for these sources, this torch and this CPU, which need not exist yet.
+
+    ``capability`` names the vector extension of another CPU, in torch's words: "AVX512", "AVX2" or "DEFAULT".
+    """
+    digest = _fingerprint(sources, capability, os.environ.get("CXX", ""))
+    return cache_root() / f"{name}_{digest}" / f"{name}.so"
+
+
+def prebuilt_path(name: str, sources: Sequence[Path], capability: str | None = None) -> Path:
+    """The path that the same library has in a wheel; the compiler that built it does not matter."""
+    return PREBUILT / f"{name}_{_fingerprint(sources, capability, '')}.so"
+
+
+def _fingerprint(sources: Sequence[Path], capability: str | None, cxx: str) -> str:
     digest = hashlib.sha256()
     headers = [h for folder in _folders(sources) for h in sorted(folder.glob("*.h"))]
     for file in (*sources, *headers):
         digest.update(file.name.encode() + file.read_bytes())
-    for fact in (torch.__version__, torch.version.git_version, *_compile_flags(), os.environ.get("CXX", "")):
+    for fact in (torch.__version__, torch.version.git_version, *_compile_flags(capability), cxx):
         digest.update(str(fact).encode() + b"\0")
-    return cache_root() / f"{name}_{digest.hexdigest()[:16]}" / f"{name}.so"
+    return digest.hexdigest()[:16]
 
 
 def compiler() -> str:
@@ -77,9 +93,9 @@ def compiler() -> str:
     raise BuildError(f"no C++ compiler found (looked for {wanted[0] if wanted else 'c++, g++, clang++'})")
 
 
-def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
+def build(name: str, sources: Sequence[Path] = SOURCES, capability: str | None = None) -> Path:
     """Build the library unless it exists, and return its path."""
-    target = library_path(name, sources)
+    target = library_path(name, sources, capability)
     if target.exists():
         return target
     if sys.platform == "win32":
@@ -88,7 +104,7 @@ def build(name: str, sources: Sequence[Path] = SOURCES) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.parent / "lock", on_wait=_say_waiting):
             if not target.exists():
-                _compile(compiler(), sources, target)
+                _compile(compiler(), sources, target, _compile_flags(capability))
     except OSError as error:
         raise BuildError(f"cache directory {target.parent} is not usable: {error.strerror or error}") from error
     return target
@@ -103,7 +119,7 @@ def _say_waiting() -> None:
     _say("waiting for another process to build the native CPU kernels …\n")
 
 
-def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
+def _compile(cxx: str, sources: Sequence[Path], target: Path, flags: list[str]) -> None:
     _say("building the native CPU kernels (once, about a minute) … ")
     start = time.monotonic()
     for leftover in target.parent.glob("tmp*"):  # from a killed build; no other build can be running under the lock
@@ -111,7 +127,7 @@ def _compile(cxx: str, sources: Sequence[Path], target: Path) -> None:
     command = shlex.split(cxx)
     root = Path(torch.__file__).parent
     includes = [*_folders(sources), root / "include", root / "include/torch/csrc/api/include"]
-    flags = [*_compile_flags(), *(f"-I{folder}" for folder in includes)]
+    flags = [*flags, *(f"-I{folder}" for folder in includes)]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]
         commands = [[*command, *flags, "-c", str(s), "-o", str(o)] for s, o in zip(sources, objects, strict=True)]

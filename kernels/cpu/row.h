@@ -83,10 +83,10 @@ inline bool square_is_safe(acc_t<T> square) {
   return square > 1e-280 && square < 1e300;
 }
 
-// Products of x or dy with an unscaled v stay far from overflow and underflow between these norms.
+// Between these norms products of an unscaled v with x or dy stay in range where those are between 1e-34 and 3e34.
 template <typename T>
 inline bool norm_is_moderate(acc_t<T> norm) {
-  return norm > acc_t<T>(1e-8) && norm < acc_t<T>(1e8);
+  return norm > acc_t<T>(1e-4) && norm < acc_t<T>(1e4);
 }
 
 // Sum of squares as mantissa * scale^2, safe for every finite row; used only for rows that failed square_is_safe.

@@ -19,12 +19,27 @@ import triton.language as tl
 
 from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed, product
+from wnfused.kernels.triton.rows import gain_over_norm
 
 
 @triton.jit
 def volume_index(p, D2, D1, D0):
     """Split the index p in [batch, D2, D1, D0] into its coordinates."""
     return p // (D0 * D1 * D2), p // (D0 * D1) % D2, p // D0 % D1, p % D0
+
+
+@triton.jit
+def advanced(b, z, y, x, b_step, z_step, y_step, x_step, D2, D1, D0):
+    """Coordinates in [batch, D2, D1, D0] after a step, itself given as coordinates: without divisions."""
+    x += x_step
+    carry = x >= D0
+    x -= tl.where(carry, D0, 0)
+    y += y_step + carry.to(y.dtype)
+    carry = y >= D1
+    y -= tl.where(carry, D1, 0)
+    z += z_step + carry.to(z.dtype)
+    carry = z >= D2
+    return b + b_step + carry.to(b.dtype), z - tl.where(carry, D2, 0), y, x
 
 
 @triton.jit
@@ -95,7 +110,8 @@ def gather(
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < N
     if GAIN == "output":
-        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+        scale, _ = scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)
+        acc *= scale[None, :]
     finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
@@ -176,7 +192,8 @@ def scatter(
             v_tile = v_tile.to(tl.float32) * s[:, None]
         acc = dot(tile, narrowed(v_tile, source.dtype.element_ty), acc, PRECISION)
     if GAIN == "output":
-        acc *= scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)[None, :]
+        scale, _ = scales_of_columns(g, norms, group * gain_group + n, n_ok, gain_step)
+        acc *= scale[None, :]
     finish_tile(acc, bias, out, out_at, p_ok, group * N + n, n_ok, o_channel, RELU)
 
 
@@ -203,7 +220,7 @@ def channel_sums(
 
 @triton.jit
 def weight_gradient(
-    near, far, mask_near, mask_far, v, dw, dots, sums,
+    near, far, mask_near, mask_far, v, norms, dw, dots, sums,
     batch, C, N, D2, D1, D0, O2, O1, O0,
     stride2, stride1, stride0, padding2, padding1, padding0, dilation2, dilation1, dilation0,
     n_batch, n_channel, n2, n1, n0, f_batch, f_channel, f2, f1, f0, v_first, v_second, v2, v1, v0,
@@ -215,7 +232,7 @@ def weight_gradient(
     """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
 
     A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
-    its part of the row dots ⟨dW, v⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
+    its part of the row dots ⟨dW, v/n⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
     ``sums`` [splits, channels] takes shares of near's sums over pixels (SUM_FAR: of far's), from the programs of the
     first tap and input (output).
     """
@@ -236,20 +253,18 @@ def weight_gradient(
     near_channel = (group * N + n) * n_channel
     far_channel = (group * C + c) * f_channel
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    # The coordinates of the pixels are carried by the loop: dividing for them would take longer than the products.
+    b, z, y, x = volume_index((first + m).to(tl.int64) if INDEX64 else first + m, O2, O1, O0)
+    b_step, z_step, y_step, x_step = volume_index(tl.cast(BLOCK_M, tl.int32), O2, O1, O0)
     for p0 in range(first, last, BLOCK_M):
-        p = p0 + m
-        p_ok = p < last
-        if INDEX64:
-            p = p.to(tl.int64)
-        b, z, y, x = volume_index(p, O2, O1, O0)
+        p_ok = m < last - p0
         near_at = (b * n_batch + z * n2 + y * n1 + x * n0)[:, None] + near_channel[None, :]
-        z, y, x = (
-            z * stride2 - padding2 + t2 * dilation2,
-            y * stride1 - padding1 + t1 * dilation1,
-            x * stride0 - padding0 + t0 * dilation0,
-        )
-        far_ok = p_ok & inside(z, y, x, D2, D1, D0)
-        far_at = (b * f_batch + z * f2 + y * f1 + x * f0)[:, None] + far_channel[None, :]
+        far_z = z * stride2 - padding2 + t2 * dilation2
+        far_y = y * stride1 - padding1 + t1 * dilation1
+        far_x = x * stride0 - padding0 + t0 * dilation0
+        far_ok = p_ok & inside(far_z, far_y, far_x, D2, D1, D0)
+        far_at = (b * f_batch + far_z * f2 + far_y * f1 + far_x * f0)[:, None] + far_channel[None, :]
+        b, z, y, x = advanced(b, z, y, x, b_step, z_step, y_step, x_step, O2, O1, O0)
         near_ok, far_ok = p_ok[:, None] & n_ok[None, :], far_ok[:, None] & c_ok[None, :]
         near_tile = tl.load(near + near_at, mask=near_ok, other=0.0)
         far_tile = tl.load(far + far_at, mask=far_ok, other=0.0)
@@ -264,8 +279,9 @@ def weight_gradient(
     ok = n_ok[:, None] & c_ok[None, :]
     at = row[:, None] * v_first + c[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
     if dots is not None:
-        v_tile = tl.load(v + at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(dots + column * rows + row, tl.sum(product(tl.where(ok, acc, 0.0), v_tile), 1), mask=n_ok)
+        inverse = gain_over_norm(1.0, tl.load(norms + row, mask=n_ok, other=0.0), True)
+        u = tl.load(v + at, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
+        tl.store(dots + column * rows + row, tl.sum(product(tl.where(ok, acc, 0.0), u), 1), mask=n_ok)
     part = split.to(tl.int64) * elements if INDEX64 else split * elements
     tl.store(dw + part + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
     if sums is not None:

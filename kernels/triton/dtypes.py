@@ -29,5 +29,6 @@ def _name(x: Tensor, v: Tensor, flags: Any) -> str:
 
 
 def precision(dtypes: str) -> str:
-    """What ``tl.dot`` may do with float32 numbers."""
-    return "tf32" if dtypes == "tf32" else "ieee"
+    """What language.dot does with float32 numbers: "ieee", or rounds them as NVIDIA's "tf32" or AMD's "xf32"."""
+    rounded = "tf32" if torch.version.hip is None else "xf32"
+    return rounded if dtypes == "tf32" else "ieee"

@@ -25,7 +25,7 @@ def finish_weight(
     """The first programs finish BLOCK_R rows each; those after them add ``sums`` [sum_parts, channels] to ``db``.
 
     FROM_SPLITS: ``dw`` holds ``parts`` float32 shares [parts, rows, length] that are added here in order, and the rows'
-    dots are found here too. Otherwise dw is whole and may be dv, and ``dots`` holds ``parts`` shares of each ⟨dW, v⟩.
+    dots are found here too. Otherwise dw is whole and may be dv, and ``dots`` holds ``parts`` shares of each ⟨dW, v/n⟩.
     ``scales`` [rows] takes g/n, for the input gradient.
     """
     pid = tl.program_id(0)
@@ -48,7 +48,6 @@ def finish_weight(
             c = tl.zeros([BLOCK_R], tl.float32)
             for i in range(parts):
                 c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
-            c = c * inverse
         if dg is not None:
             tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=row_ok)
         s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(tl.float32), norm)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from wnfused.kernels.triton.rows import gain_over_norm
+from wnfused.kernels.triton.rows import gain_over_norm, is_extreme
 
 
 @triton.jit
@@ -47,12 +47,19 @@ def scale_at(g, norms, index, ok, gain_step, IN_LOOP: tl.constexpr = False):
 
 @triton.jit
 def scales_of_columns(g, norms, index, ok, gain_step):
-    """g/n of a tile's columns. One thread loads and divides each of them and then shares the result.
+    """(g/n, 1 where the norm is extreme) of a tile's columns. One thread loads and divides each, and shares the result.
 
     Otherwise the compiler, for fewer elements than threads, lets every thread load and divide for all its columns, and
     the main loop before lacks the registers that this takes.
     """
     WIDTH: tl.constexpr = index.shape[0]
     copy = tl.arange(0, 512 // WIDTH)[:, None]
-    at = tl.broadcast_to(index[None, :], [512 // WIDTH, WIDTH])
-    return tl.sum(scale_at(g, norms, at, (copy == 0) & ok[None, :], gain_step), 0)
+    at = tl.broadcast_to(index[None, :], [512 // WIDTH, WIDTH]) * gain_step
+    mine = (copy == 0) & ok[None, :]
+    scale = tl.load(g + at, mask=mine, other=0.0).to(tl.float32)
+    extreme = tl.zeros_like(at).to(tl.int32)
+    if norms is not None:
+        norm = tl.load(norms + at, mask=mine, other=0.0)
+        scale = gain_over_norm(scale, norm)
+        extreme = is_extreme(norm).to(tl.int32)
+    return tl.sum(scale, 0), tl.max(extreme, 0)

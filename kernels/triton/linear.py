@@ -11,7 +11,7 @@ import triton.language as tl
 
 from wnfused.kernels.triton.indexing import clamped, grouped_tile, scale_at, scales_of_columns
 from wnfused.kernels.triton.language import dot, narrowed, root
-from wnfused.kernels.triton.rows import careful_norm, gain_over_norm, is_unsafe
+from wnfused.kernels.triton.rows import careful_norm, gain_over_norm, is_extreme, is_unsafe
 
 
 @triton.jit
@@ -24,6 +24,26 @@ def add_squares(squares, tile, LANES: tl.constexpr):
     ROWS: tl.constexpr = tile.shape[0]
     COLUMNS: tl.constexpr = tile.shape[1]
     return squares + tl.sum(tl.reshape(wide * wide, (ROWS, COLUMNS // LANES, LANES)), 2)
+
+
+@triton.jit
+def careful_sum(
+    x, v, scale, row, column, first, last, x_stride, v_stride, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """x · (scale · v)ᵀ, scaled before it is multiplied: once more, for tiles with a row whose norm is extreme.
+
+    It is slow, and small: the loop that ran before keeps its registers.
+    """
+    k = tl.arange(0, 16)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k0 in tl.range(first, last, 16, num_stages=1):
+        ok = (k < last - k0)[None, :]
+        x_tile = tl.load(x + row[:, None] * x_stride + (k0 + k)[None, :], mask=ok, other=0.0)
+        v_tile = tl.load(v + column[:, None] * v_stride + (k0 + k)[None, :], mask=ok, other=0.0).to(tl.float32)
+        v_tile = narrowed(v_tile * scale[:, None], x.dtype.element_ty)
+        acc = dot(x_tile, tl.trans(v_tile), acc, PRECISION)
+    return acc
 
 
 @triton.jit
@@ -85,9 +105,17 @@ def linear_forward(
                 norm = tl.where(is_unsafe(square), careful, norm)
             tl.store(norms + out_column, norm, mask=out_column < tl.where(tile_m == 0, N, 0))
             gain = tl.load(g + out_column, mask=out_column < N, other=0.0).to(tl.float32)
-            acc *= gain_over_norm(gain, norm)[None, :]
+            scale, extreme = gain_over_norm(gain, norm), is_extreme(norm).to(tl.int32)
         elif GAIN == "output":
-            acc *= scales_of_columns(g, norms, out_column, out_column < N, gain_step)[None, :]
+            scale, extreme = scales_of_columns(g, norms, out_column, out_column < N, gain_step)
+        if GAIN == "output":
+            if tl.max(extreme, 0) > 0:
+                acc = careful_sum(
+                    x, v, tl.where(extreme > 0, scale, 1.0), row, column, first, last, x_stride, v_stride, PRECISION,
+                    BLOCK_M, BLOCK_N,
+                )  # fmt: skip
+                scale = tl.where(extreme > 0, 1.0, scale)
+            acc *= scale[None, :]
         if bias is not None:
             acc += tl.load(bias + out_column, mask=out_column < N, other=0.0).to(tl.float32)[None, :]
         if RELU:

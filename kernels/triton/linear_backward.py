@@ -135,8 +135,10 @@ def weight_gradient_tile(
         acc -= share[:, None] * (v_tile * inverse[:, None])
         tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok, eviction_policy="evict_first")
     else:
-        if dots is not None:
-            tl.store(dots + tile_k * N + out_row, tl.sum(product(tl.where(ok, acc, 0.0), v_tile), 1), mask=row_ok)
+        if dots is not None:  # of v/n: those of v may leave float32's range
+            inverse = gain_over_norm(1.0, tl.load(norms + out_row, mask=row_ok, other=0.0), True)
+            part = tl.sum(product(tl.where(ok, acc, 0.0), v_tile * inverse[:, None]), 1)
+            tl.store(dots + tile_k * N + out_row, part, mask=row_ok)
         tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok)
 
 
@@ -149,7 +151,7 @@ def linear_weight_gradient(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dW [N, K] = dyᵀ · x, summed over M, and with ``dots`` [tiles of K, N] its partial row dots ⟨dW, v⟩.
+    """dW [N, K] = dyᵀ · x, summed over M, and with ``dots`` [tiles of K, N] its partial row dots ⟨dW, v/n⟩.
 
     ONE_PASS: dy is g/n times the gradient and ``dots`` [N] holds c = ⟨dW, v/n⟩ already (prepare.py): ``dw`` takes
     dv = g/n (dW − c v/n) at once. v, which dx reads next, is worth keeping in the cache; dv is not.

@@ -53,7 +53,8 @@ def tune_layers(
 
 
 def _time(call: Callable[[Plan], object], plan: Plan) -> float:
-    return triton.testing.do_bench(lambda: call(plan), return_mode="median") * 1e-3
+    """In a CUDA graph: layers that take less time than the host needs to launch them would be ranked by noise."""
+    return triton.testing.do_bench_cudagraph(lambda: call(plan), return_mode="median") * 1e-3
 
 
 def calls(layer: Layer, dtype: torch.dtype, weights: torch.dtype, device: torch.device) -> Calls:

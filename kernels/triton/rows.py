@@ -15,6 +15,9 @@ from wnfused.kernels.triton.language import narrowed, product, quotient, root
 SMALLEST_SQUARE = tl.constexpr(1e-24)
 LARGEST_SQUARE = tl.constexpr(1e35)
 MOST_SPLITS = 512
+# x and dy of up to 4e34 (and down to 1e-34) meet v unscaled where its norm is between these bounds.
+SMALLEST_NORM = tl.constexpr(2.0**-13)
+LARGEST_NORM = tl.constexpr(2.0**13)
 
 
 @triton.jit
@@ -26,6 +29,12 @@ def gain_over_norm(g, norm, QUICK: tl.constexpr = False):
 @triton.jit
 def is_unsafe(square):
     return (square <= SMALLEST_SQUARE) | (square >= LARGEST_SQUARE) | (square != square)
+
+
+@triton.jit
+def is_extreme(norm):
+    """Rows whose v is scaled before it meets x or dy; between these norms products stay far from float32's bounds."""
+    return ((norm > 0) & (norm < SMALLEST_NORM)) | (norm > LARGEST_NORM)
 
 
 @triton.jit
@@ -71,14 +80,31 @@ def row_block(pid, rows, BLOCK_R: tl.constexpr, INDEX64: tl.constexpr):
 
 
 @triton.jit
+def write_rows(
+    v, s, w, row, row_ok, rows, inner, begin, end,
+    OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """w = s · v, for elements begin to end of the rows."""
+    columns = tl.arange(0, BLOCK_E)
+    if INDEX64:
+        columns = columns.to(tl.int64)
+    for e in range(begin, end, BLOCK_E):
+        ok = row_ok[:, None] & (e + columns < end)[None, :]
+        at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
+        tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * s[:, None]
+        tl.store(w + at, narrowed(tile, w.dtype.element_ty), mask=ok)
+
+
+@triton.jit
 def partial_norms(
-    v, scales, squares, norms, rows, inner, length, per_split, eps: tl.float64,
+    v, scales, squares, norms, g, w, rows, inner, length, per_split, eps: tl.float64,
     OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """The norms, where a program has whole rows; else each split's share of Σv² as (scale, Σ(v/scale)²) [splits, rows].
 
-    ``norms`` is given in the first case, ``scales`` and ``squares`` in the second.
+    ``norms`` is given in the first case, ``scales`` and ``squares`` in the second. With ``w`` (first case only) the
+    program also writes w = v · g/n: its rows, read a moment ago, are still in the cache.
     """
     pid, split = tl.program_id(0), tl.program_id(1)
     row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
@@ -111,7 +137,11 @@ def partial_norms(
         total = tl.sum(squares_here, 1)
     if norms is not None:
         floor = quotient(floor, scale)
-        tl.store(norms + row, scale * root(total + floor * floor), mask=row_ok)
+        norm = scale * root(total + floor * floor)
+        tl.store(norms + row, norm, mask=row_ok)
+        if w is not None:
+            s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), norm)
+            write_rows(v, s, w, row, row_ok, rows, inner, begin, end, OUTER_IS_ONE, STATISTICS, INDEX64, BLOCK_E)
     else:
         tl.store(scales + split * rows + row, scale, mask=row_ok)
         tl.store(squares + split * rows + row, total, mask=row_ok)
@@ -147,19 +177,31 @@ def write_normalized(
     """w = v · g/n."""
     pid, split = tl.program_id(0), tl.program_id(1)
     row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
-    columns = tl.arange(0, BLOCK_E)
-    if INDEX64:
-        columns = columns.to(tl.int64)
     s = gain_over_norm(
         tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), tl.load(norms + row, mask=row_ok, other=0.0)
     )
     begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
     end = tl.minimum(begin + per_split, length)
+    write_rows(v, s, w, row, row_ok, rows, inner, begin, end, OUTER_IS_ONE, STATISTICS, INDEX64, BLOCK_E)
+
+
+@triton.jit
+def share_of_dots(
+    dw, v, inverse, row, row_ok, rows, inner, begin, end,
+    OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
+    """⟨dw, v/n⟩ over elements begin to end of the rows."""
+    columns = tl.arange(0, BLOCK_E)
+    if INDEX64:
+        columns = columns.to(tl.int64)
+    total = tl.zeros([BLOCK_R, BLOCK_E], STATISTICS)
     for e in range(begin, end, BLOCK_E):
         ok = row_ok[:, None] & (e + columns < end)[None, :]
         at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
-        tile = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * s[:, None]
-        tl.store(w + at, narrowed(tile, w.dtype.element_ty), mask=ok)
+        u = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * inverse[:, None]
+        total += tl.load(dw + at, mask=ok, other=0.0).to(STATISTICS) * u
+    return tl.sum(total, 1)
 
 
 @triton.jit
@@ -171,19 +213,13 @@ def partial_dots(
     """Each split's share of c = ⟨dw, v/n⟩, row by row, to [splits, rows]."""
     pid, split = tl.program_id(0), tl.program_id(1)
     row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
-    columns = tl.arange(0, BLOCK_E)
-    if INDEX64:
-        columns = columns.to(tl.int64)
     inverse = gain_over_norm(1.0, tl.load(norms + row, mask=row_ok, other=0.0))
-    total = tl.zeros([BLOCK_R, BLOCK_E], STATISTICS)
     begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
     end = tl.minimum(begin + per_split, length)
-    for e in range(begin, end, BLOCK_E):
-        ok = row_ok[:, None] & (e + columns < end)[None, :]
-        at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)
-        u = tl.load(v + at, mask=ok, other=0.0).to(STATISTICS) * inverse[:, None]
-        total += tl.load(dw + at, mask=ok, other=0.0).to(STATISTICS) * u
-    tl.store(dots + split * rows + row, tl.sum(total, 1), mask=row_ok)
+    share = share_of_dots(
+        dw, v, inverse, row, row_ok, rows, inner, begin, end, OUTER_IS_ONE, STATISTICS, INDEX64, BLOCK_R, BLOCK_E
+    )
+    tl.store(dots + split * rows + row, share, mask=row_ok)
 
 
 @triton.jit
@@ -192,24 +228,32 @@ def project(
     OUTER_IS_ONE: tl.constexpr, STATISTICS: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    """dv = g/n · (dw − c·v/n) and dg = c, from the splits' dots; dv may be dw itself."""
+    """dv = g/n · (dw − c·v/n) and dg = c, from the splits' dots; dv may be dw itself.
+
+    Without ``dots`` a program has whole rows and sums them first; it reads the rows again from the cache.
+    """
     pid, split = tl.program_id(0), tl.program_id(1)
     row, row_ok = row_block(pid, rows, BLOCK_R, INDEX64)
     columns = tl.arange(0, BLOCK_E)
     if INDEX64:
         columns = columns.to(tl.int64)
-    c = tl.zeros([BLOCK_R], STATISTICS)
-    for i in range(splits):
-        c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
+    begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
+    end = tl.minimum(begin + per_split, length)
     norm = tl.load(norms + row, mask=row_ok, other=0.0)
+    inverse = gain_over_norm(1.0, norm)
+    if dots is None:
+        c = share_of_dots(
+            dw, v, inverse, row, row_ok, rows, inner, begin, end, OUTER_IS_ONE, STATISTICS, INDEX64, BLOCK_R, BLOCK_E
+        )
+    else:
+        c = tl.zeros([BLOCK_R], STATISTICS)
+        for i in range(splits):
+            c += tl.load(dots + i * rows + row, mask=row_ok, other=0.0)
     if dg is not None:
         first = row < tl.where(split == 0, rows, 0)
         tl.store(dg + row, narrowed(c, dg.dtype.element_ty), mask=first)
     if dv is not None:
         s = gain_over_norm(tl.load(g + row, mask=row_ok, other=0.0).to(STATISTICS), norm)
-        inverse = gain_over_norm(1.0, norm)
-        begin = split.to(tl.int64) * per_split if INDEX64 else split * per_split
-        end = tl.minimum(begin + per_split, length)
         for e in range(begin, end, BLOCK_E):
             ok = row_ok[:, None] & (e + columns < end)[None, :]
             at = element_offset(row, e + columns, rows, inner, OUTER_IS_ONE)

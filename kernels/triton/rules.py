@@ -7,6 +7,7 @@ two, so that a ragged last batch gets the same plan as full batches.
 import functools
 from typing import NamedTuple
 
+from wnfused.kernels.triton import costs
 from wnfused.kernels.triton.tiles import FEW_ROWS, Tile, gain_hides, single_pass_pays, tiles_for
 
 
@@ -59,16 +60,30 @@ def bucketed(problem: Problem) -> Problem:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan_by_rule(problem: Problem, target: Target) -> Plan:
+def plan_by_rule(problem: Problem, target: Target, vendor: bool = True) -> Plan:
+    """Without ``vendor``, the best of the Triton kernels."""
     problem = bucketed(problem)
     if problem.kernel == "linear_dw" and problem.k <= FEW_ROWS:
         return Plan("few rows", tiles_for("few_rows", target.family, problem.dtypes, problem.aligned)[0])
     tile = _tile(problem, target)
+    if vendor and _belongs_to_the_vendor(problem, target):
+        return Plan("vendor", tile)
     return Plan(_mode(problem, tile, target), tile, _splits(problem, tile, target))
 
 
-# Multiply-adds from which cuDNN, which turns contiguous images into its own order first, is expected to win.
-LARGE_CONVOLUTION = 2**30
+def _belongs_to_the_vendor(problem: Problem, target: Target) -> bool:
+    # With one channel per group (a depthwise layer) there is no matmul; across channels its own kernels read slowly.
+    if problem.n == 1:
+        return not problem.channels_last
+    m, n, k = problem.m, problem.n, problem.k
+    if problem.kernel in ("linear_dw", "weight_gradient"):  # m × n are a weight's, k the batch rows or pixels
+        weight, images = m * n * problem.repeats, k * (m + n)
+    else:
+        weight, images = n * k * problem.repeats, m * n + m * k
+    return costs.vendor_wins(
+        problem.kernel, m * n * k * problem.repeats, weight, images, problem.dtypes, target.family,
+        problem.aligned and problem.channels_last, problem.channels_last,
+    )  # fmt: skip
 
 
 def _tiles_of(problem: Problem, tile: Tile) -> int:
@@ -87,10 +102,6 @@ def _tile(problem: Problem, target: Target) -> Tile:
 
 def _mode(problem: Problem, tile: Tile, target: Target) -> str:
     """Each row of tiles sums Σv² again: up to four of them this is cheaper than a launch and a separate pass over v."""
-    large = problem.m * problem.n * problem.k * problem.repeats >= LARGE_CONVOLUTION
-    # With one channel per group (a depthwise layer) no matmul makes up for the cost of reading across channels.
-    if not problem.channels_last and (large or problem.n == 1):
-        return "vendor"
     if problem.kernel == "linear_dx":
         return "in registers" if gain_hides(target.family, tile, problem.dtypes) else "scaled first"
     if problem.kernel == "linear_dw":

@@ -339,7 +339,7 @@ def _weight_gradient(
         tile = plan.tile
         launch(
             conv.weight_gradient, (cdiv(n, tile.m) * columns, groups * splits),
-            a, b, mask_a, mask_b, v, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
+            a, b, mask_a, mask_b, v, norms, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
             v.numel(), v.shape[0], per_split, splits,
             **_kernel_sizes(walk), SUM_FAR=transposed, PRECISION=precision(convolution_dtypes(a, v)),
             INDEX64=index64(a, b, dw), BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n,

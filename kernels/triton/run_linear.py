@@ -7,7 +7,7 @@ from wnfused.kernels.triton import linear, run_vendor, tune
 from wnfused.kernels.triton.dtypes import linear_dtypes, precision
 from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import Plan, Problem, cdiv
-from wnfused.kernels.triton.run_rows import Dim, index64, normalized, row_norms
+from wnfused.kernels.triton.run_rows import Dim, index64, normalized, norms_and_weight, row_norms
 
 
 def matrix(t: Tensor, columns: int) -> Tensor:
@@ -64,11 +64,15 @@ def forward(
     single = may_single and plan.mode == "single pass"
     v = v if v.stride(1) == 1 or k == 1 else v.contiguous()
     norms = torch.empty(g.shape, dtype=torch.float32, device=x.device) if single else norms
-    if norms is None:
+    w, place = v, gain or "none"
+    if norms is None and gain is None:
+        norms, w = norms_and_weight(v, g, dim, eps, x.dtype)
+    elif norms is None:
         norms = row_norms(v, g, dim, eps)
-    w, gain = (v, gain) if gain else (normalized(v, g, norms, dim, x.dtype), "none")
+    elif gain is None:
+        w = normalized(v, g, norms, dim, x.dtype)
     y = x.new_empty((*x.shape[:-1], n))
-    _launch_forward(rows, w, g.contiguous(), norms, bias, y.view(m, n), dim, eps, relu, gain, single, plan)
+    _launch_forward(rows, w, g.contiguous(), norms, bias, y.view(m, n), dim, eps, relu, place, single, plan)
     return y, norms
 
 

@@ -80,22 +80,26 @@ def backward(
     empty = dy.numel() == 0 or x.numel() == 0 or v.numel() == 0
     if empty or not supported(x, v):
         return run_vendor.linear_backward(dy, x, v, g, norms, y, dim, mask)
-    plans = plans or backward_plans(x, v)
+    dy = matrix(dy.to(x.dtype), v.shape[0])
+    plans = plans or backward_plans(x, v, dy)
     return run_vendor.side_by_side(
         mask, plans,
-        vendor=lambda asked: run_vendor.linear_backward(dy, x, v, g, norms, y, dim, asked),
+        vendor=lambda asked: run_vendor.linear_backward(dy.view(*x.shape[:-1], -1), x, v, g, norms, y, dim, asked),
         kernels=lambda asked: _by_kernels(dy, x, v, g, norms, y, dim, biased, asked, *plans),
     )  # fmt: skip
 
 
-def problems(x: Tensor, v: Tensor) -> tuple[Problem, Problem]:
-    """Those of dx and dW."""
+def problems(x: Tensor, v: Tensor, dy: Tensor | None = None) -> tuple[Problem, Problem]:
+    """Those of dx and dW; without dy, for one at an aligned address."""
     m, (n, k) = x.numel() // v.shape[1], v.shape
-    return problem_of("linear_dx", m, k, n, x, v), problem_of("linear_dw", n, k, m, x, v)
+    both = problem_of("linear_dx", m, k, n, x, v), problem_of("linear_dw", n, k, m, x, v)
+    if dy is None or (dy.data_ptr() % 16 == 0 and dy.stride(0) % 16 == 0):
+        return both
+    return both[0]._replace(aligned=False), both[1]._replace(aligned=False)
 
 
-def backward_plans(x: Tensor, v: Tensor) -> tuple[Plan, Plan]:
-    dx, dw = problems(x, v)
+def backward_plans(x: Tensor, v: Tensor, dy: Tensor | None = None) -> tuple[Plan, Plan]:
+    dx, dw = problems(x, v, dy)
     return tune.plan(dx, x.device), tune.plan(dw, x.device)
 
 
@@ -106,7 +110,7 @@ def _by_kernels(
     n, k = v.shape
     v = v if v.stride(1) == 1 or k == 1 else v.contiguous()
     saved = None if y is None else matrix(y, n)
-    layer = _Layer(matrix(dy.to(x.dtype), n), matrix(x, k), v, g.contiguous(), norms, saved, dim)
+    layer = _Layer(dy, matrix(x, k), v, g.contiguous(), norms, saved, dim)
     form = _form(layer, biased, mask, dw_plan)
     prepared = _room(layer, mask, form, dx_plan)
     dv = dg = db = scales = None

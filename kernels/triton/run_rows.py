@@ -110,15 +110,31 @@ def row_norms(v: Tensor, g: Tensor, dim: Dim, eps: float) -> Tensor:
     partition = _partition(view, v)
     sizes = (view.rows, view.inner, view.length, partition.per_split, eps)
     if partition.splits == 1:
-        launch(rows.partial_norms, partition.grid, v, None, None, norms, *sizes, **partition.constants)
+        launch(rows.partial_norms, partition.grid, v, None, None, norms, None, None, *sizes, **partition.constants)
         return norms
     parts = norms.new_empty((2, partition.splits, view.rows))
-    launch(rows.partial_norms, partition.grid, v, parts[0], parts[1], None, *sizes, **partition.constants)
+    launch(rows.partial_norms, partition.grid, v, parts[0], parts[1], None, None, None, *sizes, **partition.constants)
     launch(
         rows.combine_norms, (cdiv(view.rows, 128),), *parts, norms, view.rows, partition.splits, eps,
         STATISTICS=tl_type(v.dtype), BLOCK_R=128,
     )  # fmt: skip
     return norms
+
+
+def norms_and_weight(v: Tensor, g: Tensor, dim: Dim, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The norms and w = g v / n, in one launch that reads v from memory once; in three where rows are split."""
+    v = in_memory_order(v, dim)
+    view, partition = view_of(v, dim), _partition(view_of(v, dim), v)
+    if v.numel() == 0 or partition.splits > 1:
+        norms = row_norms(v, g, dim, eps)
+        return norms, normalized(v, g, norms, dim, dtype)
+    norms = torch.empty(g.shape, dtype=statistics(v.dtype), device=v.device)
+    w = torch.empty_like(v, dtype=dtype)
+    sizes = (view.rows, view.inner, view.length, partition.per_split, eps)
+    launch(
+        rows.partial_norms, partition.grid, v, None, None, norms, g.contiguous(), w, *sizes, **partition.constants
+    )  # fmt: skip
+    return norms, w
 
 
 def normalized(v: Tensor, g: Tensor, norms: Tensor, dim: Dim, dtype: torch.dtype) -> Tensor:
@@ -142,9 +158,10 @@ def project(
     if v.numel() == 0:
         return dv, None if dg is None else dg.zero_()
     view, partition = view_of(v, dim), _partition(view_of(v, dim), v)
-    dots = norms.new_empty((partition.splits, view.rows))
+    dots = norms.new_empty((partition.splits, view.rows)) if partition.splits > 1 else None
     sizes = (view.rows, view.inner, view.length, partition.per_split)
-    launch(rows.partial_dots, partition.grid, dw, v, norms, dots, *sizes, **partition.constants)
+    if dots is not None:
+        launch(rows.partial_dots, partition.grid, dw, v, norms, dots, *sizes, **partition.constants)
     gains = g.contiguous()
     launch(
         rows.project, partition.grid, dw, v, gains, norms, dots, dv, dg, *sizes, partition.splits, **partition.constants

@@ -15,7 +15,16 @@ from wnfused.kernels.triton import affine
 from wnfused.kernels.triton.launch import launch
 from wnfused.kernels.triton.rules import Plan, cdiv
 from wnfused.kernels.triton.run_finish import Gradients
-from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms, tl_type
+from wnfused.kernels.triton.run_rows import (
+    Dim,
+    in_memory_order,
+    index64,
+    normalized,
+    norms_and_weight,
+    project,
+    row_norms,
+    tl_type,
+)
 
 
 def side_by_side(
@@ -59,22 +68,36 @@ def scale_output(y: Tensor, g: Tensor, norms: Tensor, bias: Tensor | None, relu:
     return y
 
 
+def _written_dtype(x: Tensor, v: Tensor) -> torch.dtype:
+    """A float32 weight under 16-bit activations is rounded as it is written."""
+    return x.dtype if v.dtype == torch.float32 and x.dtype.itemsize == 2 else v.dtype
+
+
 def _weight(x: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: Dim) -> Tensor:
-    """w as the vendor multiplies it with x; a float32 weight under 16-bit activations is rounded as it is written."""
-    mixed = v.dtype == torch.float32 and x.dtype.itemsize == 2
-    return normalized(v, g, norms, dim, x.dtype if mixed else v.dtype).to(x.dtype)
+    """w as the vendor multiplies it with x."""
+    return normalized(v, g, norms, dim, _written_dtype(x, v)).to(x.dtype)
+
+
+def _norms_and_weight(
+    x: Tensor, v: Tensor, g: Tensor, norms: Tensor | None, dim: Dim, eps: float
+) -> tuple[Tensor, Tensor]:
+    if norms is not None:
+        return norms, _weight(x, v, g, norms, dim)
+    norms, w = norms_and_weight(v, g, dim, eps, _written_dtype(x, v))
+    return norms, w.to(x.dtype)
 
 
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool, norms: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    norms = row_norms(v, g, dim, eps) if norms is None else norms
     output = x.numel() // max(1, v.shape[1]) * v.shape[0]
     if dim != 1 and 0 < output < v.numel() and _wide(x, v, g) and v.numel() > 0:
+        norms = row_norms(v, g, dim, eps) if norms is None else norms
         y = x @ v.t()
         scale_output(y.view(-1, v.shape[0]), g, norms, bias, relu)
         return y, norms  # not a view: users may modify it in place
-    y = F.linear(x, _weight(x, v, g, norms, dim), None if bias is None else bias.to(x.dtype))
+    norms, w = _norms_and_weight(x, v, g, norms, dim, eps)
+    y = F.linear(x, w, None if bias is None else bias.to(x.dtype))
     return y.relu_() if relu else y, norms
 
 
@@ -111,13 +134,13 @@ def convolution(
     norms: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """geometry is aten's: stride, padding, dilation, transposed, output_padding, groups."""
-    norms = row_norms(v, g, dim, eps) if norms is None else norms
     _, _, _, transposed, _, groups = geometry
     if on_output(dim, transposed, groups) and _wide(x, v, g) and x.numel() < v.numel():
         y = torch.ops.aten.convolution(x, v, None, *geometry)
         if 0 < y.numel() < v.numel():
+            norms = row_norms(v, g, dim, eps) if norms is None else norms
             return scale_output(_dense(y), g, norms, bias, relu), norms
-    w = _weight(x, v, g, norms, dim)
+    norms, w = _norms_and_weight(x, v, g, norms, dim, eps)
     y = torch.ops.aten.convolution(x, w, None if bias is None else bias.to(x.dtype), *geometry)
     if relu:  # in one dimension y is a view; a saved view would hide in-place changes
         y = y.relu() if y._is_view() else y.relu_()

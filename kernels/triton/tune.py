@@ -1,7 +1,7 @@
 """The plan of a problem: the fastest one that ``wnfused tune`` measured on this device, or the rule's.
 
-The fastest plans are stored in one JSON file per device, versioned by triton, device and kernel source, and keyed by
-bucketed shape. A file that is corrupt or was written for another version is ignored, with one log line.
+The fastest plans are stored in one JSON file per device, keyed by bucketed shape and versioned by triton, torch, cuDNN,
+device and kernel source. A file that is corrupt or was written for another version is ignored, with one log line.
 """
 
 import functools
@@ -60,7 +60,13 @@ def source_digest() -> str:
 def _header(device: torch.device) -> dict[str, str]:
     import triton
 
-    return {"triton": triton.__version__, "device": device_name(device), "kernels": source_digest()}
+    return {
+        "triton": triton.__version__,
+        "torch": torch.__version__,
+        "cuDNN": str(torch.backends.cudnn.version()),  # the vendor's libraries are candidates
+        "device": device_name(device),
+        "kernels": source_digest(),
+    }
 
 
 @functools.cache

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.skipif(native.load() is not None, reason=f"no native library: {native.load()}")
 def test_json(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.host", "--seconds", "0.01", "--only", "linear"]
+    command = [sys.executable, "-m", "wnfused.benchmarks.host", "--seconds", "0.01", "--only", "linear"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(
         [*command, "--json", str(tmp_path / "host.json")], check=True, cwd=ROOT, env=environment, timeout=300

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from benchmarks import gpu, layers
-from benchmarks.peers import PEERS, with_weight_norm
+from wnfused.benchmarks import gpu, layers
+from wnfused.benchmarks.peers import PEERS, with_weight_norm
 
 
 @pytest.mark.parametrize("cases", [layers.CASES, gpu.CASES], ids=["cpu", "gpu"])

@@ -101,6 +101,17 @@ def test_sigterm_cleans_up_and_leaves_without_a_traceback(capsys, monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
+def test_a_closed_pipe_ends_without_a_traceback(tmp_path):
+    """As in `wnfused doctor … | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "wnfused", "--version"], cwd=tmp_path, stdout=pipe, stderr=subprocess.PIPE, text=True
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_a_handler_of_the_callers_is_left_alone(capsys, monkeypatch):
     seen: list[int] = []
     monkeypatch.setitem(
@@ -178,6 +189,17 @@ def test_info_as_text(capsys, monkeypatch):
     assert lines["wnfused"].strip() == wnfused.__version__
     assert lines["backend"].strip().endswith("(WNFUSED_BACKEND is not set)")
     assert lines["bf16 matmul"].strip() == "works"
+
+
+def test_info_without_a_gpu(capsys, monkeypatch):
+    monkeypatch.setattr(cli.info, "probe_bf16", lambda: WORKS)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    _, out, _ = run(capsys, "info")
+    lines = dict(line.strip().split("  ", 1) for line in out.splitlines())
+    assert lines["GPU"].strip() == "no GPU" and lines["triton"].strip() == "unavailable: no GPU"
+    assert "interpret" not in out.lower()
 
 
 def test_info_builds_nothing(capsys, monkeypatch, empty_cache):

@@ -141,3 +141,14 @@ def test_bad_input() -> None:
     with pytest.raises(TypeError, match="signal_report: model: expected a torch.nn.Module, got int"):
         signal_report(3, torch.randn(2, 3))
     assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_integers_have_no_norm() -> None:
+    """Tokens: norms are relative to the first layer's output, whatever the numbers of the tokens."""
+    model = nn.Sequential(nn.Embedding(100, 6), wnfused.WNLinear(6, 3))
+    with torch.no_grad():
+        model[0].weight[50:] = model[0].weight[:50]
+    low = torch.randint(50, (4, 5))
+    first, second = signal_report(model, low), signal_report(model, low + 50)
+    assert first.layers[0].forward_mean == 1 and first.layers[0].forward_std == 0
+    assert [s.forward_mean for s in first.layers] == [s.forward_mean for s in second.layers]

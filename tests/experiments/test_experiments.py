@@ -2,14 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.support.experiments import Listing
 from wnfused import cli, experiments
 from wnfused.experiments import catalog, trial
 from wnfused.experiments.executors import Local
-from wnfused.experiments.jobs import Job, Outcome
 from wnfused.experiments.ledger import Ledger
 from wnfused.experiments.sweep import Sweep
 from wnfused.train import Config
@@ -23,38 +22,20 @@ def test_every_experiment_has_three_scales_and_a_line_in_the_list(capsys: pytest
         assert tuple(catalog.get(name).scales) == catalog.SCALES
 
 
-class Listing:
-    """Notes the jobs instead of running them: everything trains, with an accuracy that falls with the learning rate."""
-
-    workers = 1
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def run(self, jobs: Any) -> Any:
-        for job in jobs:
-            self.jobs.append(job)
-            yield job, self.outcome(job)
-
-    def outcome(self, job: Job) -> Outcome:
-        if job.function == "hessian:measure":
-            return {"log10": 1.0, "converged": True, "seconds": 1.0}
-        accuracy = 0.5 / (1 + job.settings["config"]["lr"])
-        done = {"diverged_step": None, "threshold_step": None, "steps": 10, "losses": [2.0, 1.0], "seconds": 1.0}
-        return {**done, "train_accuracy": accuracy, "test_accuracy": accuracy}
-
-    def close(self) -> None: ...
-
-
 @pytest.mark.parametrize("scale", catalog.SCALES)
 @pytest.mark.parametrize("name", [name for name in experiments.NAMES if name != "propagation"])
 def test_every_job_of_every_scale_is_valid(name: str, scale: str, tmp_path: Path) -> None:
     """Seeds and batches are paired: every initialization sees the same seeds."""
+    if name == "rl":
+        pytest.importorskip("gymnasium")
     executor = Listing()
     page = experiments.run(name, scale=scale, out=tmp_path, executor=executor)
     assert executor.jobs and page.read_text().startswith("# ")
     seeds: dict[str, set[int]] = {}
     for job in executor.jobs:
+        if name == "rl":
+            seeds.setdefault(job.settings["arm"], set()).add(job.settings["seed"])
+            continue
         config = Config(**job.settings["config"])
         seeds.setdefault(f"{config.model} {config.norm} {config.init}", set()).add(config.seed)
     assert len({frozenset(some) for some in seeds.values()}) == 1

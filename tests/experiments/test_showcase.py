@@ -287,3 +287,11 @@ def test_a_table_as_lines_and_as_rich_shows_it(capsys):
     terminal._rich(table)
     out = capsys.readouterr().out
     assert all(word in out for word in ("What", "diverged", "[b]", "97.50%"))
+
+
+def test_the_conclusion_gives_the_range_of_repetitions(tmp_path, stage):
+    """One run's accuracy depends on the seed and on the number of threads."""
+    stage.run(tmp_path, replace(WILD, range="54% to 86% in trials."))
+    assert stage.said[-2] == "54% to 86% in trials."
+    assert "54% to 86% in trials." in (tmp_path / "showcase" / showcase.PAGE).read_text()
+    assert "54% to 86% test accuracy" in showcase.USUAL.range

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from wnfused import cli
 from wnfused.experiments import ledger
 from wnfused.experiments.executors import Local, Ray
 from wnfused.experiments.jobs import Job, Outcome
@@ -132,24 +134,49 @@ def test_a_killed_experiment_continues(tmp_path: Path) -> None:
     assert (tmp_path / "seed-robustness" / "README.md").exists()
 
 
-def test_ray_gives_the_same_outcomes() -> None:
-    ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    address = ray.get_runtime_context().gcs_address
-    ray.shutdown()
-    with pytest.raises(RunError, match="ray: cannot reach the cluster"):
-        Ray(f"{address}1")
-    started = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port=6399", "--num-cpus=2"]
-    subprocess.run([*started, "--include-dashboard=false"], check=True, capture_output=True, timeout=120)
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster of its own; others on this machine are left alone."""
+    utils = pytest.importorskip("ray.cluster_utils")
+    started = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    yield started.address
+    started.shutdown()
+
+
+def test_ray_gives_the_same_outcomes(cluster: str) -> None:
+    executor = Ray(cluster)
     try:
-        executor = Ray("127.0.0.1:6399")
+        assert executor.workers == 2
         found = {one.key: outcome for one, outcome in executor.run([job(0), job(1)])}
-        executor.close()
+        incomplete = {name: value for name, value in job().settings.items() if name != "samples"}
+        with pytest.raises(RunError, match="ray: a task failed: .*samples"):
+            list(executor.run([Job("propagation:measure", incomplete)]))
     finally:
-        subprocess.run(
-            [sys.executable, "-m", "ray.scripts.scripts", "stop", "--force"], capture_output=True, timeout=120
-        )
+        executor.close()
     assert all(found[job(seed).key]["forward"] == job(seed).run()["forward"] for seed in (0, 1))
+
+
+def test_ray_runs_an_experiment(cluster: str, tmp_path: Path) -> None:
+    found = subprocess.run(
+        [*command(tmp_path), "--ray", cluster], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert found.returncode == 0, found.stderr
+    assert (tmp_path / "seed-robustness" / "runs-1.jsonl").read_bytes().count(b"\n") == 24
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_cannot_be_reached_is_one_line(
+    scheme: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    with socket.socket() as listener:  # a free port, at which nothing listens after the block
+        listener.bind(("127.0.0.1", 0))
+        address = f"{scheme}127.0.0.1:{listener.getsockname()[1]}"
+    start = time.monotonic()
+    assert cli.main(["experiment", "seed-robustness", "--out", str(tmp_path), "--ray", address]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"wnfused: experiment: --ray: cannot reach the cluster at {address!r}: ")
+    assert error.count("\n") == 1 and time.monotonic() - start < 30
 
 
 class Pretend:

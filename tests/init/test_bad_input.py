@@ -34,6 +34,16 @@ pytestmark = [
 ]
 
 
+class Uncalled(nn.ModuleList):
+    """Calls none of its layers."""
+
+    def __init__(self):
+        super().__init__([wnfused.WNLinear(3, 3)])
+
+    def forward(self, x):
+        return x
+
+
 class Unreached(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -112,11 +122,11 @@ ENDS = {"0": role("residual_end", 1 / 3), "2": role("other", 1)}
         (mlp, lambda m: data_dependent_(m, X, distribution="x"), "data_dependent_: distribution"),
         (Constant, lambda m: data_dependent_(m, torch.randn(4, 2, 5)), "layer 'second': channel 0 is constant"),
         (Unreached, lambda m: data_dependent_(m, X), "the forward pass of the batch does not reach 'unused'"),
-        (mlp, lambda m: data_dependent_(m, WRONG), rf"data_dependent_: batch: {MISFIT}: ValueError: wn_linear: x"),
+        (mlp, lambda m: data_dependent_(m, WRONG), rf"batch: {MISFIT}: ArgumentValueError: wn_linear: x"),
         *[
             (build, lambda m, call=call, x=x: call(m, x), f"infer_roles: {message}")
             for call in (robust_, hanin_, explain, infer_roles)
-            for build, x, message in ((mlp, WRONG, rf"example_input: {MISFIT}"), (Unreached, X, "'unused': not called"))
+            for build, x, message in ((mlp, WRONG, rf"example_input: {MISFIT}"), (Uncalled, X, "'0': not called"))
         ],
         (PLAIN, lambda m: explain(m, X), f"explain: {NO_LAYERS}"),
         (PLAIN, lambda m: infer_roles(m, X), f"infer_roles: {NO_LAYERS}"),

@@ -176,7 +176,7 @@ def test_consistent_uses() -> None:
 
 
 def test_halves_of_an_output() -> None:
-    """A gated unit reads one half through tanh and the other through a sigmoid; two ReLUs are consistent."""
+    """Gated units read one half through one activation and the other through another, or the same."""
 
     def gated(m: Any, x: Tensor) -> Tensor:
         a, b = m.a(x).chunk(2, 1)
@@ -186,5 +186,10 @@ def test_halves_of_an_output() -> None:
         a, b = m.a(x).chunk(2, 1)
         return m.b(a.relu_() * b.relu_())
 
-    assert "different ways" in infer_roles(Model(gated, a=fc(8, 16), b=fc()), X)["a"].why
-    assert kinds(Model(both, a=fc(8, 16), b=fc()))["a"] == "before_relu"
+    def apart(m: Any, x: Tensor) -> Tensor:
+        a, b = m.a(x).chunk(2, 1)
+        return m.b(torch.tanh(a)) + m.b(torch.sigmoid(b))
+
+    assert infer_roles(Model(gated, a=fc(8, 16), b=fc()), X)["a"].kind == "gated"
+    assert infer_roles(Model(both, a=fc(8, 16), b=fc()), X)["a"].gamma == 8
+    assert "different ways" in infer_roles(Model(apart, a=fc(8, 16), b=fc()), X)["a"].why

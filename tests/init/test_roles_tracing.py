@@ -96,8 +96,8 @@ def test_output_objects_and_keyword_inputs() -> None:
 # Roles that cannot be inferred
 
 
-def test_uncalled_layers_are_named() -> None:
-    model = Model(lambda m, x: m.a(x), a=fc(), spare=fc())
+def test_a_model_that_calls_no_layer() -> None:
+    model = Model(lambda m, x: x, spare=fc())
     with pytest.raises(RolesUnknown, match=r"infer_roles: 'spare': not called .* pass roles="):
         infer_roles(model, X)
 
@@ -168,6 +168,18 @@ def test_the_model_is_not_changed(fails: bool) -> None:
 
 
 # The table
+
+
+def test_explain_fits_80_columns() -> None:
+    """Evidence that does not fit stands below its layer, and so do the numbers of a layer with a long name."""
+    names = {f"{letter * 60}": fc(8, 8) for letter in "ab"}
+    model = Model(lambda m, x: x + m.get_submodule("b" * 60)(F.relu(m.get_submodule("a" * 60)(x))), **names)
+    lines = explain(model, X, file=io.StringIO()).splitlines()
+    assert max(map(len, lines)) <= 80 and "why" not in lines[0]
+    assert lines[2] == "a" * 60 and lines[3].split() == ["before_relu", "8", "8", "2", "1.414"]
+    assert lines[4] == "    feeds relu_1"
+    wide = explain(model, roles={name: Role("other", 1.0, "so " * 60) for name in names}, file=io.StringIO())
+    assert max(map(len, wide.splitlines())) <= 80 and wide.count("so") == 120
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:

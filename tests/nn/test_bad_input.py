@@ -38,8 +38,10 @@ def check(name: str, bad: dict[str, Any], match: str) -> None:
     function(**arguments)
     arguments.update(bad)
     before = {key: value.clone() for key, value in arguments.items() if isinstance(value, Tensor)}
-    with pytest.raises(NAMED, match=f"^{name}: {match}"):
+    with pytest.raises(NAMED, match=f"^{name}: {match}") as error:
         function(**arguments)
+    assert isinstance(error.value, RuntimeError)  # what torch's own functions raise
+    assert error.value.__context__ is None  # no "unhashable type" from the cache above it
     for key, value in before.items():
         assert value.is_meta or value.is_sparse or torch.equal(value, arguments[key])
 
@@ -219,6 +221,7 @@ CONSTRUCTORS: list[tuple[list[Any], dict[str, Any], str]] = [
     (PLAIN_LAYERS, {"padding": "same", "stride": 2}, "padding='same'"),
     (PLAIN_LAYERS, {"padding_mode": "mirror"}, "padding_mode"),
     (PLAIN_LAYERS, {"padding_mode": None}, "padding_mode"),
+    (PLAIN_LAYERS, {"padding_mode": ["zeros"]}, r"padding_mode: expected one of .*, got \['zeros'\]"),
     (TRANSPOSED_LAYERS, {"padding": "same"}, "padding"),
     (TRANSPOSED_LAYERS, {"padding_mode": "reflect"}, "padding mode"),
     *((TRANSPOSED_LAYERS, {"output_padding": bad}, "output_padding") for bad in (-1, 0.5, None)),
@@ -245,8 +248,9 @@ def test_inputs_of_layers(kind: type[nn.Module], arguments: dict[str, int]) -> N
         None,
         3,
     ):
-        with pytest.raises(NAMED, match=": x: expected"):
+        with pytest.raises(NAMED, match=": x: expected") as error:
             layer(bad)
+        assert isinstance(error.value, RuntimeError)
     for key, value in layer.state_dict().items():
         assert torch.equal(value, state[key])
 

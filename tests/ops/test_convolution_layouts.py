@@ -66,6 +66,28 @@ def test_output_has_the_strides_of_torchs_output(
     assert [t.stride() for t in results] == [t.stride() for t in inputs]
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dy_last", [False, True])
+@pytest.mark.parametrize("x_last", [False, True])
+@pytest.mark.parametrize("v_last", [False, True])
+def test_accumulated_gradients_have_the_strides_of_torchs(
+    backend: str, v_last: bool, x_last: bool, dy_last: bool, transposed: bool
+) -> None:
+    """After ``backward``, ``x.grad`` and ``v.grad`` are in the memory format that torch's own convolution leaves."""
+    x, v, g, b = make((2, 6, 7, 8), (6, 6, 3, 3), 0, transposed=transposed)
+    x, v = (as_channels_last(t) if last else t for t, last in ((x, x_last), (v, v_last)))
+    strides = []
+    for own in (True, False):
+        x, v = (t.detach().requires_grad_() for t in (x, v))
+        y = run([x, v, g, b], transposed, dim=0) if own else (TRANSPOSED if transposed else CONVS)[2](x, v, b)
+        dy = torch.ones(y.shape, dtype=y.dtype)
+        y.backward(as_channels_last(dy) if dy_last else dy)
+        assert x.grad is not None
+        assert v.grad is not None
+        strides.append((x.grad.stride(), v.grad.stride()))
+    assert strides[0] == strides[1]
+
+
 def reversed_in_memory(t: Tensor) -> Tensor:
     """The same values with the dimensions in the opposite order in memory."""
     order = tuple(reversed(range(t.ndim)))

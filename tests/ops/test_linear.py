@@ -172,6 +172,37 @@ def test_extreme_norms(backend: str, scale: float, m: int, dim: int | None) -> N
         assert_close(own[1][part], wanted[1][part], what="dv")
 
 
+@pytest.mark.parametrize(("scale", "size"), [(2e6, 1e32), (1e-7, 1e-33), (1e30, 1e30), (1e-30, 1e-25)])
+@pytest.mark.parametrize("m", [1, 5, 20])
+def test_extreme_norms_with_extreme_inputs(backend: str, scale: float, size: float, m: int) -> None:
+    """x·v would overflow or underflow, while x times the normalized weight does neither."""
+    x, v, g, b = make(m, 16, 12, 0, torch.float32)
+    assert x is not None and v is not None and b is not None
+    with torch.no_grad():
+        v[::2] *= scale
+        x *= size
+        b.zero_()
+    y_wide = expected(*doubles(x, v, g, b), 0, 0.0, False)
+    assert_close(wn_linear(x, v, g, b), y_wide)
+
+
+@pytest.mark.parametrize(("scale", "size"), [(2e6, 1e32), (1e30, 1e30), (1e9, 1e-20)])
+@pytest.mark.parametrize("m", [1, 5, 20])
+def test_extreme_norms_with_extreme_gradients(backend: str, scale: float, size: float, m: int) -> None:
+    """<dw, v> would overflow, <dw, v/n> does not. (dv itself is g/n times dw: small norms are left out.)"""
+    inputs = make(m, 16, 12, 0, torch.float32)
+    with torch.no_grad():
+        inputs[1][::2] *= scale
+    y = wn_linear(*inputs)
+    wide = doubles(*inputs)
+    dy = torch.randn_like(y) * size
+    own, wanted = gradients(y, inputs, dy), gradients(expected(*wide, 0, 0.0, False), wide, dy.double())
+    for i, name in ((0, "dx"), (2, "dg")):
+        assert_close(own[i], wanted[i], what=name)
+    for rows in (slice(0, None, 2), slice(1, None, 2)):
+        assert_close(own[1][rows], wanted[1][rows], what="dv")
+
+
 def test_zero_gain(backend: str) -> None:
     inputs = make(20, 15, 9, 0, torch.float32)
     with torch.no_grad():

@@ -318,3 +318,14 @@ def test_no_less_accurate_than_torch(backend: str, shape: Shape, dim: int | None
                 totals[i, j] += torch.tensor(errors(own, want), dtype=torch.float64)
     allowed = totals[1].nan_to_num(nan=math.inf) * 1.1  # torch overflows in float16
     assert (totals[0] <= allowed).all(), f"(largest, rms) of w, dv, dg: own {totals[0]}, torch {totals[1]}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [0, None])
+def test_norms_of_16_bit_weights_are_not_rounded(backend: str, dtype: torch.dtype, dim: int | None) -> None:
+    """With dim=None torch rounds the norm to the weight's dtype. Here no dim does, which is closer to the formula."""
+    v, g = make((30, 41), dim, dtype)
+    exact = normalized(*doubles(v, g), dim)
+    own = errors(weight_norm(v, g, dim), exact)[1]
+    assert own <= errors(torch._weight_norm(v, g, -1 if dim is None else dim), exact)[1] * 1.01
+    assert own < torch.finfo(dtype).eps / 2

@@ -1,6 +1,7 @@
 """Shared by the tests of the Triton kernels: the device, the tiles, and the comparison with float64.
 
-Without a GPU they run in triton's interpreter on CPU tensors; `make test-gpu` runs the same tests on one.
+Without a GPU they run in triton's interpreter on CPU tensors; `make test-gpu` runs the same tests on one, once with
+exact float32 products and once, with WNFUSED_TEST_TF32=1, with products that torch's flags allow to be rounded to tf32.
 """
 
 import torch
@@ -13,8 +14,6 @@ from wnfused.ops import reference as formulas
 
 DEVICE = torch.device("cpu" if support.interpreted() else "cuda")
 ON_GPU = DEVICE.type == "cuda"
-if ON_GPU:
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
 # (activations, weights)
 DTYPES = [

@@ -90,7 +90,7 @@ def test_root_layer_is_converted_in_place(weight_norm):
     assert alias.weight_g is g
     assert alias.weight_v is v
     torch.testing.assert_close(alias(x), y)
-    assert not hasattr(alias, "parametrizations")
+    assert not alias._modules  # torch's parametrization is gone
     assert "weight" not in vars(alias)
     copy.deepcopy(alias)(x)
 
@@ -157,28 +157,6 @@ def test_shared_modules_and_tied_parameters(weight_norm):
     assert wnfused.convert(nn.Sequential(first, second)).count == 2
     assert first.weight_v is second.weight_v
     assert first.weight_g is not second.weight_g
-
-
-class Scaled(nn.Linear):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-class Orthogonal(nn.Linear):
-    def __init__(self, *args):
-        super().__init__(*args)
-        nn.init.orthogonal_(self.weight)
-
-
-def test_subclasses(weight_norm):
-    model = nn.Sequential(weight_norm(Scaled(4, 4)), weight_norm(Orthogonal(4, 4)))
-    x = torch.randn(2, 4)
-    y = model(x)
-    report = wnfused.convert(model)
-    assert report.converted == ["1"]  # it defines only __init__, which has already run
-    assert report.skipped == {"0": "Scaled is a subclass of Linear with its own forward"}
-    assert "0: Scaled is a subclass" in str(report)
-    torch.testing.assert_close(model(x), y)
 
 
 def replaced_forward(weight_norm):
@@ -278,10 +256,3 @@ def test_attention_reads_the_weight(weight_norm):
     torch.testing.assert_close(attention(x, x, x)[0], before)
     attention(x, x, x)[0].sum().backward()
     assert attention.out_proj.weight_v.grad is not None
-
-
-def test_remove_weight_norm_raises_after_convert(weight_norm):
-    layer = weight_norm(nn.Linear(4, 4))
-    wnfused.convert(layer)
-    with pytest.raises(ValueError, match="not found in WNLinear"):
-        nn.utils.remove_weight_norm(layer)

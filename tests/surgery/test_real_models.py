@@ -184,11 +184,19 @@ def test_whole_encodec_gives_the_same_codes():
         assert difference(codec(x).audio_values, audio) < TOLERANCE
 
 
-def test_the_models_own_remove_weight_norm_raises_after_convert():
-    model, _ = build(dac)
-    wnfused.convert(model)
-    with pytest.raises(ValueError, match="weight_norm of 'weight' not found in WNConv1d"):
-        model.remove_weight_norm()
+@pytest.mark.parametrize("folded", [False, True])
+def test_the_models_own_remove_weight_norm_works_after_convert_and_after_fold(folded):
+    model, x = build(dac)
+    with torch.no_grad():
+        expected = model(x).audio_values
+    report = wnfused.convert(model)
+    if folded:
+        assert wnfused.fold(model) == report.count
+    model.remove_weight_norm()
+    assert not any(hasattr(m, "weight_g") or m._forward_pre_hooks for m in model.modules())
+    assert {type(m) for m in model.modules() if hasattr(m, "kernel_size")} == {nn.Conv1d, nn.ConvTranspose1d}
+    with torch.no_grad():
+        assert difference(model(x).audio_values, expected) < TOLERANCE
 
 
 def roles(make):
@@ -224,12 +232,13 @@ def test_roles_in_encodec():
 
 
 def test_roles_in_dac_and_wav2vec2():
-    """DAC's Snake consists of several operations, so it is not recognized as an activation, and the role says so.
-    In wav2vec2, a GELU ends the branch that adds the positions."""
+    """DAC's Snake is a module of its own with one α per channel. In wav2vec2, a GELU ends the branch that adds the
+    positions."""
     found = roles(dac)
     ends = [name for name, role in found.items() if ".res_unit" in name and role.kind == "residual_end"]
     assert len(ends) == 12 and all(name.endswith("conv2") and found[name].gamma == 1 / 3 for name in ends)
-    assert "sin_" in found["encoder.block.0.res_unit1.conv1"].why
+    snakes = [role for name, role in found.items() if ".res_unit" in name and name.endswith("conv1")]
+    assert len(snakes) == 12 and all(role.kind == "snake1d" and 0.7 < role.gamma < 0.8 for role in snakes)
     (role,) = roles(wav2vec2).values()
     assert role.kind == "residual_end" and "after gelu" in role.why
 

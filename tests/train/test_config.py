@@ -1,7 +1,10 @@
 """Config: valid and invalid settings, configuration files, presets."""
 
+import copy
 import dataclasses
+import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -153,3 +156,22 @@ def test_unknown_networks(name, said):
     with pytest.raises(RunError) as refusal:
         architecture(name, "weight", (3, 32, 32), 10)
     assert str(refusal.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Config(lrr=1), "Config: unknown setting 'lrr', did you mean 'lr'?"),
+        (lambda: dataclasses.replace(Config(), epoch=3), "Config: unknown setting 'epoch', did you mean 'epochs'?"),
+        (lambda: preset("smoke", epoch=3), "preset: unknown setting 'epoch', did you mean 'epochs'?"),
+    ],
+)
+def test_a_mistyped_setting_is_suggested(make: Callable[[], Config], message: str) -> None:
+    with pytest.raises(RunError) as raised:
+        make()
+    assert str(raised.value) == message
+
+
+def test_a_config_can_be_copied_and_pickled() -> None:
+    config = Config(lr=0.5)
+    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config)) and Config("mnist").data == "mnist"

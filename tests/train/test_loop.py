@@ -290,3 +290,12 @@ def test_batch_norm_needs_two_images_per_part(tmp_path: Path) -> None:
     ):
         run(tmp_path / "a", batch_size=8, norm="batch")
     assert run(tmp_path / "a", batch_size=8, norm="batch", drop_last=True, epochs=1).steps == 5
+
+
+def test_the_best_weights_of_a_run_that_does_not_exist(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(RunError) as raised:
+        load_best(nowhere)
+    assert str(raised.value) == f"run_dir: there is no directory {nowhere}; pass the directory of a run"
+    with pytest.raises(RunError, match="has no best weights; pass the directory of a run with a finished epoch"):
+        load_best(tmp_path)

@@ -35,13 +35,50 @@ def test_lines() -> None:
     assert file.getvalue().splitlines() == [
         "epoch 1/9, step 1/40: ",
         "epoch 2/9, step 3/40: loss 1.250 accuracy 50.0%  321 images/s  1 h 02 min left",
-        "epoch 2/9  train loss 1.250 (50.0%)  validation 1.000 (62.5%)  321 images/s  3.2 s",
+        "epoch 2/9  loss 1.250 (50.0%)  validation 1.000 (62.5%)  321 images/s  3.2 s",
     ]
+
+
+HEADER = "resnet110 (norm weight, init robust; 1,730,768 parameters) on cifar10: 182 × 352 steps, in runs/resnet110"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_long_lines_break_between_words_on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    from rich.console import Console
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    plain, screen = Terminal(), io.StringIO()
+    live = Live()
+    live.bars.live.console = live.console = Console(file=screen, force_terminal=True, width=width)
+    for progress, file in ((Lines(plain), plain), (live, screen)):
+        progress.begin(HEADER)
+        progress.epoch({**LINE, "epoch": 100}, 182)
+        progress.end(None)
+        lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue()).splitlines()
+        assert max(len(line.rstrip()) for line in lines) <= width
+        assert " ".join(lines).split() == [*HEADER.split(), *epoch_text({**LINE, "epoch": 100}, 182).split()]
+
+
+def test_an_epoch_of_a_long_run_fits_80_columns() -> None:
+    long = {**LINE, "epoch": 100, "images_per_second": 12345.6, "seconds": 1234.5}
+    assert len(epoch_text(long, 182)) <= 80
+    assert epoch_text({**LINE, "validation_loss": None}, 9).endswith("  321 images/s  3.2 s")
+
+
+def test_a_file_gets_each_line_whole() -> None:
+    file = io.StringIO()
+    Lines(file).begin(HEADER)
+    assert file.getvalue() == HEADER + "\n"
 
 
 def test_the_line_of_a_diverged_epoch() -> None:
     bare = {**LINE, "validation_loss": None, "images_per_second": None, "diverged": True}
-    assert epoch_text(bare, 100) == "epoch   2/100  train loss 1.250 (50.0%)  DIVERGED"
+    assert epoch_text(bare, 100) == "epoch   2/100  loss 1.250 (50.0%)  DIVERGED"
 
 
 def test_moments_are_shown_at_intervals() -> None:
@@ -62,7 +99,7 @@ def test_live_on_a_terminal(tmp_path: Path) -> None:
     train(config(epochs=2), tmp_path / "a", progress=live)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert "epoch 1/2" in text and "5/5" in text and "images/s" in text and "0.0 s left" in text
-    assert re.search(r"epoch 2/2  train loss \d\.\d{3} \(.*%\)  validation .*%\)  \d+ images/s  \d\.\d s", text)
+    assert re.search(r"epoch 2/2  loss \d\.\d{3} \(.*%\)  validation .*%\)  \d+ images/s  \d\.\d s", text)
 
 
 def test_a_narrow_terminal_shows_every_number() -> None:

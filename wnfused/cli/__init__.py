@@ -1,9 +1,10 @@
 """The command ``wnfused``: one file for each subcommand, imported in the order of the help."""
 
+import os
 import sys
 from collections.abc import Sequence
 
-from wnfused.cli import train, experiment, report, build, info, tune, audit, doctor  # isort: skip
+from wnfused.cli import train, experiment, report, bench, build, info, tune, audit, doctor  # isort: skip
 from wnfused.cli.commands import (
     COMMANDS,
     Command,
@@ -14,11 +15,35 @@ from wnfused.cli.commands import (
     wnfused_version,
 )
 
-__all__ = ["COMMANDS", "Command", "audit", "build", "doctor", "experiment", "info", "main", "report", "train", "tune"]
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "audit",
+    "bench",
+    "build",
+    "doctor",
+    "experiment",
+    "info",
+    "main",
+    "report",
+    "train",
+    "tune",
+]
+
+CLOSED_PIPE = 128 + 13  # the exit code that shells use for SIGPIPE, which Windows does not have
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
+    try:
+        code = _main(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `wnfused info | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more as it ends
+        return CLOSED_PIPE
+    return code
+
+
+def _main(argv: Sequence[str]) -> int:
     if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
         from wnfused.suggestions import did_you_mean
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from wnfused.cli.commands import command, fail
+from wnfused.cli.commands import cannot_write, command, fail
 
 
 def _audit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,8 +42,8 @@ def audit(args: argparse.Namespace) -> int:
         if unknown := [name for name in requested or () if name not in known]:
             return fail(f"audit: unknown --{option} {unknown[0]!r}, expected one of {', '.join(known)}", code=2)
     for file in (args.json, args.markdown):
-        if file and not Path(file).absolute().parent.is_dir():
-            return fail(f"audit: cannot write {file}: the directory does not exist", code=2)
+        if file and (problem := cannot_write(file)):
+            return fail(f"audit: {problem}", code=2)
     try:
         rows = audited(tuple(args.target or builds.TARGETS), tuple(args.kernel or builds.KERNELS), _audit_progress)
     except RuntimeError as error:

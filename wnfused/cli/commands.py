@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -55,6 +56,13 @@ def command(
 def fail(message: str, code: int = 1) -> int:
     print(f"wnfused: {message}", file=sys.stderr)
     return code
+
+
+def cannot_write(file: str) -> str | None:
+    """Why ``file`` cannot be written, known before any work is done; None if it probably can."""
+    if not Path(file).absolute().parent.is_dir():
+        return f"cannot write {file}: the directory does not exist"
+    return f"cannot write {file}: it is a directory" if Path(file).is_dir() else None
 
 
 @contextmanager

@@ -68,6 +68,8 @@ def _compiler() -> str | None:
 
 def _availability(name: str) -> dict[str, Any]:
     """Whether a backend can run here, or the reason it cannot; never builds anything."""
+    import torch
+
     import wnfused
     from wnfused.ops.backends import native
 
@@ -75,6 +77,9 @@ def _availability(name: str) -> dict[str, Any]:
         if _compiler() is None:
             return {"available": False, "why": "it is not built and no C++ compiler is found"}
         return {"available": None, "why": "not built yet: the first use builds it, or `wnfused build`"}
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    if name == "triton" and not torch.cuda.is_available() and not interpreted:
+        return {"available": False, "why": "no GPU"}
     try:
         with wnfused.backend(name):
             return {"available": True, "why": None}
@@ -124,7 +129,7 @@ def describe(facts: dict[str, Any]) -> str:
         ("torch", facts["torch"]),
         ("triton", facts["triton"] or "not installed"),
         ("CPU", f"{facts['cpu_capability']}, {facts['threads']} threads"),
-        ("GPU", ", ".join(facts["gpus"]) or "none"),
+        ("GPU", ", ".join(facts["gpus"]) or "no GPU"),
         ("backend", f"{facts['backend']} (WNFUSED_BACKEND {'is not set' if choice is None else f'= {choice}'})"),
         *((f"  {name}", _describe_backend(state)) for name, state in facts["backends"].items()),
         ("native library", f"{library['path']} ({'built' if library['built'] else 'not built'})"),

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from wnfused.diagnostics.signal import signal_report
+from wnfused.formatting import folded
 from wnfused.init.explain import explain
 from wnfused.init.layers import Layer, find_layers
+from wnfused.model_io import tensors_in
 from wnfused.nn.base import WeightNormalized
 from wnfused.ops.reference import row_norms
 from wnfused.surgery.convert import plan_of_convert
+from wnfused.surgery.lost_initialization import lost_initializations
 
 
 class BadModel(ValueError):
@@ -59,25 +62,38 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def examine(model: nn.Module, example: Tensor) -> str:
-    """The report as text. ``example`` is cast to the device and dtype of the weights."""
+def examine(model: nn.Module, example: Any) -> str:
+    """The report as text of at most 80 columns.
+
+    ``example`` is a tensor, a tuple of arguments or a dict of keyword arguments. It is moved to the device of the
+    weights, and floating-point tensors are cast to their dtype.
+    """
     try:
         layers, others = find_layers("doctor", model)
     except ValueError as error:
         raise BadModel(str(error).removeprefix("doctor: ")) from error
-    example = example.to(layers[0].v.device, layers[0].v.dtype)
+    example = _as_weights(example, layers[0].v)
     errors: list[ValueError] = []
     sections = [
         ("Layers", _layers(model, layers, others)),
         ("Roles and gains", _roles(model, example, errors)),
         ("Signal", _signal(model, example, layers, errors)),
         ("Dead rows", _dead_rows(layers)),
+        ("Initialization", "\n".join(lost_initializations(model)) or "no sign of a lost initialization"),
         ("Dtypes and layouts", _problems(layers, example)),
         ("What fusing would save", _fusing(model, layers)),
     ]
     if len(errors) == 2:  # both sections that run the model failed, so the example does not fit
         raise errors[0]
-    return "\n\n".join(f"{title}\n{'-' * len(title)}\n{text}" for title, text in sections)
+    return "\n\n".join("\n".join([title, "-" * len(title), *folded(text)]) for title, text in sections)
+
+
+def _as_weights(example: Any, weight: Tensor) -> Any:
+    if isinstance(example, Tensor):
+        return example.to(weight.device, weight.dtype if example.is_floating_point() else None)
+    if isinstance(example, dict):
+        return {name: _as_weights(value, weight) for name, value in example.items()}
+    return tuple(_as_weights(value, weight) for value in example) if isinstance(example, (tuple, list)) else example
 
 
 def _layers(model: nn.Module, layers: list[Layer], others: list[str]) -> str:
@@ -87,7 +103,7 @@ def _layers(model: nn.Module, layers: list[Layer], others: list[str]) -> str:
     return counts + "".join(f"\nnot examined: {other}" for other in others)
 
 
-def _roles(model: nn.Module, example: Tensor, errors: list[ValueError]) -> str:
+def _roles(model: nn.Module, example: Any, errors: list[ValueError]) -> str:
     try:
         table = explain(model, example, file=io.StringIO()).rstrip()
         return f"{table}\nγ and g are the values that wnfused.init.robust_ would set."
@@ -96,7 +112,7 @@ def _roles(model: nn.Module, example: Tensor, errors: list[ValueError]) -> str:
         return f"unknown: {error}"
 
 
-def _signal(model: nn.Module, example: Tensor, layers: list[Layer], errors: list[ValueError]) -> str:
+def _signal(model: nn.Module, example: Any, layers: list[Layer], errors: list[ValueError]) -> str:
     names = [layer.name for layer in layers]
     try:
         report = signal_report(model, example, modules=names, generator=torch.Generator().manual_seed(0))
@@ -125,7 +141,7 @@ def _dead_rows(layers: list[Layer]) -> str:
     return "\n".join(lines) or "none"
 
 
-def _problems(layers: list[Layer], example: Tensor) -> str:
+def _problems(layers: list[Layer], example: Any) -> str:
     lines = []
     for layer in layers:
         name, g, v = layer.name, layer.g, layer.v
@@ -137,7 +153,7 @@ def _problems(layers: list[Layer], example: Tensor) -> str:
             lines.append(f"{name}: contiguous weight on a GPU; channels-last allows wider loads")
         if not v.is_contiguous() and not v.is_non_overlapping_and_dense():  # type: ignore[attr-defined]
             lines.append(f"{name}: v has gaps or overlaps in memory, so every call copies it")
-    if example.ndim == 4 and example.is_cuda and example.is_contiguous():
+    if any(t.ndim == 4 and t.is_cuda and t.is_contiguous() for t in tensors_in(example)):
         lines.append("input: contiguous images on a GPU; channels-last avoids copies")
     return "\n".join(lines) or "none"
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wnfused import checks
 from wnfused.diagnostics import plots
+from wnfused.formatting import aligned
 from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.ops.backends import BackendUnavailable
 from wnfused.unchanged import unchanged
@@ -33,13 +34,16 @@ class SignalReport:
     layers: tuple[LayerSignal, ...]  # in execution order
 
     def table(self) -> str:
-        """The report as aligned text."""
-        width = max(len(layer.name) for layer in self.layers)
-        lines = [f"{'layer':<{width}}  {'‖h‖/‖x‖':>19}  {'‖dh‖/‖dy‖':>19}"]
-        for s in self.layers:
-            forward = f"{s.forward_mean:>9.3g} ± {s.forward_std:<7.2g}"
-            lines.append(f"{s.name:<{width}}  {forward}  {s.backward_mean:>9.3g} ± {s.backward_std:<7.2g}".rstrip())
-        return "\n".join(lines)
+        """The report as aligned text of at most 80 columns."""
+
+        def cell(mean: float, std: float) -> str:
+            return f"{mean:>9.3g} ± {std:<7.2g}"
+
+        header = ("layer", f"{'‖h‖/‖x‖':>19}", f"{'‖dh‖/‖dy‖':>19}")
+        rows = [
+            (s.name, cell(s.forward_mean, s.forward_std), cell(s.backward_mean, s.backward_std)) for s in self.layers
+        ]
+        return "\n".join(aligned(header, rows))
 
     def __str__(self) -> str:
         return self.table()
@@ -62,16 +66,17 @@ def signal_report(
     """Measure the norms of activations and their gradients at the output of every layer, or of the named ``modules``.
 
     ``x`` is the model's input: a tensor, a tuple of arguments or a dict of keyword arguments. The first dimension of
-    each tensor is the batch. Norms are computed per sample; several inputs or outputs count as one vector. ``loss_fn``
-    takes the model's output; by default the gradient at the output is random, one normal vector per sample. The model
-    runs in its current mode. The model, its gradients and its buffers are not changed.
+    each tensor is the batch. Norms are computed per sample; several inputs or outputs count as one vector. Integers,
+    such as tokens, have no norm: if all inputs are integers, norms are relative to the first layer's output.
+    ``loss_fn`` takes the model's output; by default the gradient at the output is random, one normal vector per sample.
+    The model runs in its current mode. The model, its gradients and its buffers are not changed.
     """
     checks.module("signal_report", model)
     watched = _watched(model, modules)
     args, kwargs = arguments(x)
     inputs = list(tensors_in((args, kwargs)))
     samples = _samples(x, inputs)
-    input_norms = _norms(*(t for t in inputs if t.shape[:1] == (samples,)))
+    signals = [t for t in inputs if t.is_floating_point() and t.shape[:1] == (samples,)]
     args, kwargs = _with_gradient(args), _with_gradient(kwargs)
     with unchanged(model), _recording(watched, samples) as records, torch.enable_grad():
         try:
@@ -86,11 +91,12 @@ def signal_report(
         errors = _backward(result, outputs, loss_fn, generator)
     if not records:
         raise ValueError("signal_report: modules: none of them has an output for each sample of x")
+    input_norms = _norms(*signals) if signals else records[0].forward
     return SignalReport(tuple(record.signal(input_norms, _norms(*errors)) for record in records))
 
 
 def _samples(x: Any, tensors: list[Tensor]) -> int:
-    if not tensors or tensors[0].ndim < 2 or len(tensors[0]) == 0:
+    if not tensors or tensors[0].ndim < 1 + tensors[0].is_floating_point() or len(tensors[0]) == 0:
         got = f"shape {tuple(tensors[0].shape)}" if tensors else type(x).__name__
         raise ValueError(f"signal_report: x: expected a batch of at least one sample, got {got}")
     return len(tensors[0])

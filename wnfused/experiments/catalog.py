@@ -23,6 +23,8 @@ MODULES = {
     "seed-robustness": "seed_robustness",
     "generalization": "generalization",
     "hessian": "hessian",
+    "rl": "rl",
+    "depth-transfer": "depth_transfer",
 }
 
 

@@ -7,12 +7,13 @@
 Every initialization sees the same seeds, and so the same batches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from wnfused.experiments.jobs import Job, Outcome
+from wnfused.experiments.peers import PEERS
 from wnfused.experiments.plots import axes, color, label
 from wnfused.experiments.results import Findings, Table
 from wnfused.experiments.search import largest_stable, survived
@@ -31,7 +32,7 @@ class Depth:
 
     layers: int
     model: str
-    search_steps: int
+    search_steps: int  # of the short runs; 0: whole runs, which then serve as those of step 2
     changes: Mapping[str, Any]
 
 
@@ -39,10 +40,13 @@ class Depth:
 class Setting:
     base: Mapping[str, Any]  # fields of Config
     depths: Sequence[Depth]
-    inits: Sequence[str]
+    inits: Sequence[str]  # of weight-normalized layers, "batch" for batch norm, or a peer
     rates: Sequence[float]  # rising
     seeds: int
     deviations: Sequence[str] = ()
+    stable: Callable[[Outcome], bool] = survived  # the rule of the search
+    tried: int = TRIED
+    test: bool | int = True  # measure accuracy on all test images, or on so many
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,11 @@ def measure(setting: Setting, sweep: Sweep) -> Cells:
             f"{depth.layers} layers",
             {init: partial(_search_trial, setting, depth, init) for init in setting.inits},
             setting.rates,
+            setting.stable,
         )
         best = _best_rates(setting, depth, stable, sweep)
         pairs = [(init, seed) for init in setting.inits if best[init] for seed in range(setting.seeds)]
-        jobs = [_trial(setting, depth, init, best[init] or 0.0, seed=seed, test=True) for init, seed in pairs]
+        jobs = [_trial(setting, depth, init, best[init] or 0.0, seed=seed, test=setting.test) for init, seed in pairs]
         outcomes = sweep.run(f"{depth.layers} layers, seeds", jobs)
         for init in setting.inits:
             runs = [outcome for (name, _), outcome in zip(pairs, outcomes, strict=True) if name == init]
@@ -90,10 +95,11 @@ def _best_rates(
 ) -> dict[str, float | None]:
     """The most accurate of the largest stable rates; what diverges in a whole run counts as 0."""
     tried = {
-        init: [] if rate is None else [r for r in setting.rates if r <= rate][-TRIED:] for init, rate in stable.items()
+        init: [] if rate is None else [r for r in setting.rates if r <= rate][-setting.tried :]
+        for init, rate in stable.items()
     }
     pairs = [(init, rate) for init, rates in tried.items() for rate in rates]
-    jobs = [_trial(setting, depth, init, rate, test=True) for init, rate in pairs]
+    jobs = [_trial(setting, depth, init, rate, test=setting.test) for init, rate in pairs]
     scores = {
         pair: outcome["test_accuracy"] or 0.0
         for pair, outcome in zip(pairs, sweep.run(f"{depth.layers} layers, rates", jobs), strict=True)
@@ -105,13 +111,17 @@ def _best_rates(
 
 
 def _search_trial(setting: Setting, depth: Depth, init: str, lr: float) -> Job:
-    return _trial(setting, depth, init, lr, max_steps=depth.search_steps)
+    if depth.search_steps:
+        return _trial(setting, depth, init, lr, max_steps=depth.search_steps)
+    return _trial(setting, depth, init, lr, test=setting.test)
 
 
 def _trial(
-    setting: Setting, depth: Depth, init: str, lr: float, *, seed: int = 0, test: bool = False, **more: Any
+    setting: Setting, depth: Depth, init: str, lr: float, *, seed: int = 0, test: bool | int = False, **more: Any
 ) -> Job:
     method = {"norm": "batch", "init": "he"} if init == "batch" else {"init": init}
+    if init in PEERS:
+        method = {"peer": init, "norm": "none", "init": "he"}
     return trial(
         test=test, **{**setting.base, "model": depth.model, **depth.changes, **method, "lr": lr, "seed": seed, **more}
     )

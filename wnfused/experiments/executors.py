@@ -4,6 +4,7 @@ Every executor yields (job, outcome) in the order in which jobs end.
 """
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -97,6 +98,7 @@ class Ray:
             raise RunError(f"ray: {not_installed('ray')}") from None
         self.ray: Any = ray
         try:
+            _check_reachable(address)
             ray.init(address=address, log_to_driver=False, logging_level="error")
         except Exception as error:  # Ray raises many kinds
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -120,6 +122,16 @@ class Ray:
 
     def close(self) -> None:
         self.ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT or ray://HOST:PORT, for which Ray would wait minutes.
+
+    Other addresses ("auto", "local") are Ray's to judge.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def _run_with_threads(job: Job, data_dir: str | None, threads: int) -> Outcome:

@@ -17,6 +17,10 @@ INITS = {
     "he": ("He, g = 1", "#9467bd"),
     "robust_padding": ("proposed, padding-aware", "#e377c2"),
     "batch": ("batch norm", "#7f7f7f"),
+    "fixup": ("Fixup", "#637939"),
+    "skip_init": ("SkipInit / ReZero", "#ad494a"),
+    "scaled_ws": ("scaled weight standardization", "#a55194"),
+    "none": ("no normalization", "#393b79"),
 }
 
 

@@ -34,6 +34,7 @@ class Showcase:
 
     config: Config
     rounds: int = 12  # of the timing
+    range: str = ""  # what repetitions with other seeds and thread counts showed
 
 
 # At 304 layers torch's default diverges with every seed that was tried; at 244 with some, and at 58 it trains.
@@ -41,6 +42,9 @@ class Showcase:
 USUAL = Showcase(
     Config(data="digits", model="wrn-304-1", epochs=2, batch_size=8, lr=0.003, weight_decay=5e-4, max_loss=1000.0),
     rounds=8,
+    range="The accuracy depends on the seed and, as sums are rounded differently, on the number of threads: in trials "
+    "with seeds 0 to 2 and one thread the proposed initialization reached 54% to 86% test accuracy after two epochs. "
+    "The other two diverged within 7 steps in all trials.",
 )
 
 
@@ -98,11 +102,13 @@ def _show(
     page = report.render(
         runs,
         title="One network, three initializations",
-        lead=[*introduction(showcase.config), conclusion(results, times)],
+        lead=[*introduction(showcase.config), conclusion(results, times), *([showcase.range] * bool(showcase.range))],
         more=[tables[1]],
         names=list(INITS),
     )
     say(conclusion(results, times))
+    if showcase.range:
+        say(showcase.range)
     say(f"The report with the curves: {report.write(page, directory / PAGE)}")
 
 

@@ -3,6 +3,7 @@
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from wnfused import data
+from wnfused.experiments import peers
 from wnfused.experiments.jobs import Job, Outcome
 from wnfused.train import Config, RunError, distributed
 from wnfused.train import data as images
@@ -22,18 +24,27 @@ THRESHOLD = 1000.0  # the second rule: a loss above it. The first, the paper's, 
 BINS = 10  # of the recorded loss curve
 
 
-def trial(*, test: bool = False, **config: Any) -> Job:
-    """The job of one run; ``test`` also measures its accuracy on the test images."""
+def trial(*, test: bool | int = False, peer: str | None = None, **config: Any) -> Job:
+    """The job of one run; ``test`` also measures its accuracy on the test images, or on the first ``test`` of them.
+
+    ``peer`` names one of ``peers.PEERS``, which then builds the network in place of the configuration's norm and init.
+    """
     Config(**config)  # refuses bad settings before anything runs
-    return Job("trial:run", {"config": config, "test": test})
+    return Job("trial:run", {"config": config, "test": test, **({"peer": peer} if peer else {})})
 
 
 def run(settings: dict[str, Any], data_dir: str | None) -> Outcome:
     start = time.perf_counter()
     config = Config(**settings["config"])
     with distributed.joined(config.device) as world:
-        loaders = images.loaders(config, _data_set(config.data, data_dir), world)
-        model = network(config, loaders.shape, loaders.classes, lambda: loaders.first_batch)
+        dataset = _data_set(config.data, data_dir)
+        if settings["test"] > 1:  # True is 1
+            dataset = replace(dataset, test=data.first(dataset.test, settings["test"]))
+        loaders = images.loaders(config, dataset, world)
+        if peer := settings.get("peer"):
+            model = peers.network(peer, config, loaders.shape, loaders.classes)
+        else:
+            model = network(config, loaders.shape, loaders.classes, lambda: loaders.first_batch)
         model.to(world.device)
         losses, accuracy = _train(config, model, loaders.train)
         finite = all(map(math.isfinite, losses))

@@ -9,6 +9,17 @@ from wnfused.init.hanin import hanin_
 from wnfused.init.padding import padding_factor
 from wnfused.init.robust import robust_, robust_layer_
 from wnfused.init.roles import Role, infer_roles
+from wnfused.init.weights import (
+    kaiming_normal_,
+    kaiming_uniform_,
+    normal_,
+    orthogonal_,
+    trunc_normal_,
+    uniform_,
+    weight_,
+    xavier_normal_,
+    xavier_uniform_,
+)
 
 __all__ = [
     "Role",
@@ -19,9 +30,18 @@ __all__ = [
     "hanin_",
     "he_",
     "infer_roles",
+    "kaiming_normal_",
+    "kaiming_uniform_",
     "norm_gain_",
+    "normal_",
+    "orthogonal_",
     "padding_factor",
     "robust_",
     "robust_layer_",
     "torch_default_",
+    "trunc_normal_",
+    "uniform_",
+    "weight_",
+    "xavier_normal_",
+    "xavier_uniform_",
 ]

@@ -5,8 +5,9 @@ from typing import Any, TextIO
 
 from torch import nn
 
+from wnfused.formatting import aligned, fits
 from wnfused.init.gains import fans, gain_parameter
-from wnfused.init.layers import Layer, layers_of
+from wnfused.init.layers import Layer, layers_of, listed
 from wnfused.init.padding import check_padding, padding_factors
 from wnfused.init.robust import Roles, gamma_of, roles_of
 
@@ -25,14 +26,17 @@ def explain(
     """Print and return a table of what ``robust_`` would do: each layer's role and its evidence, fans, γ and gain.
 
     The arguments are those of ``robust_``; with ``padding="aware"`` a column shows the factor that g is divided by.
-    The table is written to ``file``, standard output by default.
+    The table fits 80 columns: evidence that does not fit stands below its layer. It is written to ``file``, standard
+    output by default.
     """
     layers = {layer.name: layer for layer in layers_of("explain", model)}
     check_padding("explain", padding, example_input)
     found = roles_of("explain", model, example_input, roles, list(layers.values()))
-    factors = padding_factors("explain", model, example_input, list(layers.values()), padding)
+    factors = padding_factors("explain", model, example_input, [layers[name] for name in found], padding)
     rows = [_row(layers[name], role, factors[name]) for name, role in found.items()]
     text = _table(rows, [name for name in COLUMNS if padding == "aware" or name != "padding"])
+    if uncalled := [name for name in layers if name not in found]:
+        text += f"\nnot called, and left unchanged: {listed(uncalled)}"
     (sys.stdout if file is None else file).write(text + "\n")
     return text
 
@@ -47,10 +51,9 @@ def _row(layer: Layer, role: Any, factor: float) -> dict[str, str]:
 
 
 def _table(rows: list[dict[str, str]], columns: list[str]) -> str:
-    texts = [[row[name] for name in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
-    lines = []
-    for row in (columns, ["-" * width for width in widths], *texts):
-        cells = zip(columns, row, widths, strict=True)
-        lines.append("  ".join(c.rjust(w) if name in NUMBERS else c.ljust(w) for name, c, w in cells).rstrip())
-    return "\n".join(lines)
+    texts, notes = [[row[name] for name in columns] for row in rows], []
+    if not fits(columns, texts):
+        columns = [name for name in columns if name != "why"]
+        texts, notes = [[row[name] for name in columns] for row in rows], [row["why"] for row in rows]
+    left = {i for i, name in enumerate(columns) if name not in NUMBERS}
+    return "\n".join(aligned(columns, texts, left=left, notes=notes, rule=True))

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from wnfused.init import graph_ops
 from wnfused.init.activations import Activation, activation_of_call
 from wnfused.init.layers import normalized_modules
+from wnfused.init.probes import activation_of_module
 from wnfused.model_io import arguments, does_not_run, tensors_in
 from wnfused.ops.backends import BackendUnavailable
 from wnfused.unchanged import unchanged
@@ -147,8 +148,11 @@ class _Recorder(TorchFunctionMode):
 
     def _hooks_for(self, name: str) -> tuple[Any, Any]:
         is_layer = name in self._layers
+        probed = self._may_be_activation(name)
+        starts: list[int] = []
 
         def enter(module: nn.Module, args: Any) -> None:
+            starts.append(len(self.graph.nodes))
             self.running.append(name)
             if is_layer:
                 self._in_layers.append(name)
@@ -159,6 +163,9 @@ class _Recorder(TorchFunctionMode):
                 _pop_through(self._in_layers, name)
                 if not self._in_layers:
                     self._note_layer(name, (args, kwargs), output)
+            start = starts.pop() if starts else len(self.graph.nodes)
+            if probed and not self._in_layers and len(args) == 1 and not kwargs:
+                self._note_activation(name, module, args[0], output, start)
 
         return enter, leave
 
@@ -171,6 +178,35 @@ class _Recorder(TorchFunctionMode):
         self.graph.calls.setdefault(name, []).append(index)
         for tensor in outputs:
             self._made_by[tensor] = index
+
+    def _may_be_activation(self, name: str) -> bool:
+        """Whether the model defines this module itself, and it calls no others."""
+        module = self.modules[name]
+        own = not type(module).__module__.startswith(("torch.", "wnfused."))
+        return own and bool(name) and name not in self._layers and not module._modules
+
+    def _note_activation(self, name: str, module: nn.Module, x: Any, y: Any, start: int) -> None:
+        """Replace the operations inside a module by one node, if the module is an activation such as Snake."""
+        if not (isinstance(x, Tensor) and isinstance(y, Tensor)) or x.shape != y.shape or x is y:
+            return
+        made_by, sources = self._made_by.get(y), [self._made_by[x]] if x in self._made_by else []
+        if not sources or (made_by is not None and self.graph.nodes[made_by].activation is not None):
+            return  # a known activation in a module of the model
+        self._in_layers.append(name)  # record nothing meanwhile
+        try:
+            activation = activation_of_module(_Forward(module), x)
+        finally:
+            _pop_through(self._in_layers, name)
+        if activation is None:
+            return
+        kind = type(module).__name__
+        del self.graph.nodes[start:]
+        node = Node(kind.lower(), f"{name} ({kind})", tuple(sources), (), tuple(y.shape), activation=activation)
+        index = self._add(node)
+        self._made_by[y] = index
+        for tensor, maker in list(self._made_by.items()):
+            if maker > index:
+                self._made_by[tensor] = index
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -257,6 +293,17 @@ class _Recorder(TorchFunctionMode):
                 self._assign(tensor, Node("write", self._label("write"), (made_by, index), (), tuple(tensor.shape)))
             elif tensor.numel() < written.numel() or tensor.storage_offset() == written.storage_offset():
                 self._made_by[tensor] = index
+
+
+class _Forward(nn.Module):
+    """Calls a module's forward without its hooks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["module"] = module
+
+    def forward(self, x: Tensor) -> Any:
+        return self.__dict__["module"].forward(x)
 
 
 def _version(tensor: Tensor | None) -> int:

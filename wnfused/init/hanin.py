@@ -31,6 +31,7 @@ def hanin_(
     layers = layers_of("hanin_", model)
     check_generator("hanin_", generator)
     found = roles_of("hanin_", model, example_input, roles, layers)
+    layers = [layer for layer in layers if layer.name in found]
     gammas = {layer.name: gamma_of("hanin_", layer.name, found[layer.name]) for layer in layers}
     blocks = _blocks(found, gammas)
     plan = [(layer, _values(layer, gammas[layer.name], blocks.get(layer.name), generator)) for layer in layers]

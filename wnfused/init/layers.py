@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.weight_norm import WeightNorm
 
 from wnfused import checks
-from wnfused.nn.base import WeightNormalized
+from wnfused.nn.base import WeightNormalized, gain_of
 from wnfused.surgery import torch_norms
 
 
@@ -174,6 +174,14 @@ def write(plan: Sequence[tuple[Layer, Values]]) -> None:
             _refresh(layer.module)
 
 
+def write_weight(layer: Layer, weight: Tensor) -> None:
+    """Set v to ``weight`` and g to its norms, so that the computed weight is this one; the bias stays."""
+    with torch.no_grad():
+        _fill(layer.v, weight)
+        _fill(layer.g, gain_of(layer.v, layer.dim, layer.eps))
+        _refresh(layer.module)
+
+
 def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:
     if isinstance(value, Tensor):
         parameter.copy_(value.reshape(parameter.shape))
@@ -184,6 +192,6 @@ def _fill(parameter: nn.Parameter, value: Tensor | float) -> None:
 def _refresh(module: nn.Module) -> None:
     """Recompute ``weight`` under torch's hook, which otherwise updates it only at the next forward."""
     for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, WeightNorm):
+        if isinstance(hook, WeightNorm) and not isinstance(module, WeightNormalized):
             with torch.set_grad_enabled(getattr(module, hook.name).requires_grad):
                 setattr(module, hook.name, hook.compute_weight(module))

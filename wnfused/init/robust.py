@@ -51,14 +51,16 @@ def robust_(
 ) -> None:
     """Initialize every weight-normalized layer of a model with ``robust_layer_`` and the γ of its role.
 
-    ``roles`` maps layer names to a γ or a ``Role``; by default it is ``infer_roles(model, example_input)``. Other
-    layers (a plain last layer, batch norms) are not changed. ``padding="aware"``, which is not in the paper, divides
+    ``roles`` maps layer names to a γ or a ``Role``; the roles of other layers are inferred from ``example_input``.
+    Layers that the model does not call are left unchanged, with a warning, and so are other layers (a plain last
+    layer, batch norms). ``padding="aware"``, which is not in the paper, divides
     the gain of each convolution by its ``padding_factor`` on the maps that ``example_input`` gives it.
     """
     layers = layers_of("robust_", model)
     _check("robust_", variant, distribution, generator)
     check_padding("robust_", padding, example_input)
     found = roles_of("robust_", model, example_input, roles, layers)
+    layers = [layer for layer in layers if layer.name in found]
     gammas = [gamma_of("robust_", layer.name, found[layer.name]) for layer in layers]
     factors = padding_factors("robust_", model, example_input, layers, padding)
     plan = [
@@ -80,23 +82,27 @@ def robust_values(
 
 
 def roles_of(where: str, model: nn.Module, example_input: Any, roles: Roles | None, layers: list[Layer]) -> Roles:
-    """The given or inferred roles, checked to cover exactly these layers."""
-    if roles is None:
-        if example_input is None:
-            raise ValueError(f"{where}: example_input: expected an input of the model, got None; pass one, or roles=")
-        from wnfused.init.roles import infer_roles  # not needed if roles are given
-
-        roles = infer_roles(model, example_input)
-    if not isinstance(roles, Mapping):
-        raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
+    """The given roles, and inferred ones for the other layers. Layers that the model does not call have no role."""
     names = {layer.name for layer in layers}
-    if unknown := [name for name in roles if name not in names]:
+    given: Roles = {} if roles is None else roles
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{where}: roles: expected a dict from layer names to roles, got {type(roles).__name__}")
+    if unknown := [name for name in given if name not in names]:
         raise ValueError(f"{where}: roles: the model has no weight-normalized layer named {listed(unknown)}")
-    if missing := [layer.name for layer in layers if layer.name not in roles]:
+    missing = [layer.name for layer in layers if layer.name not in given]
+    if not missing:
+        return given
+    if example_input is None:
+        if roles is None:
+            raise ValueError(f"{where}: example_input: expected an input of the model, got None; pass one, or roles=")
         raise ValueError(
-            f"{where}: roles: expected a role for every weight-normalized layer, got none for {listed(missing)}"
+            f"{where}: roles: expected a role for every weight-normalized layer, got none for {listed(missing)}; "
+            "pass example_input to infer them"
         )
-    return roles
+    from wnfused.init.roles import infer_roles  # not needed if roles are given
+
+    inferred = infer_roles(model, example_input)
+    return {name: given.get(name, role) for name, role in inferred.items()} | dict(given)
 
 
 def gamma_of(where: str, name: str, role: Any) -> float:

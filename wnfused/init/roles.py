@@ -6,6 +6,8 @@
 | "gelu", "leaky_relu", … | feeds that activation φ | 1 / E[φ(z)²], z ~ N(0, 1) |
 | "residual_end" | is added to the shortcut, in a stage of B blocks | 1/B |
 | "residual_end" | is added to the shortcut after an activation φ | see ``gamma_at_branch_end`` |
+| "gated" | feeds one side of a product φ(a) · ψ(b) | 1 / (E[φ(z)²] · E[ψ(z)²]) |
+| "gated" | feeds both sides of it, half of the rows each (GLU) | twice that |
 | "shortcut" | is the shortcut that a branch is added to | 1 |
 | "other" | is used in another way, or in several | 1 |
 
@@ -15,15 +17,18 @@ common origin and the paths from there differ in length; the shorter path is the
 the same shape form a stage.
 """
 
+import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from wnfused import checks
 from wnfused.init import graph_ops
-from wnfused.init.activations import RELU, Activation, gamma_at_branch_end
+from wnfused.init.activations import RELU, Activation, activation_gamma, gamma_at_branch_end
 from wnfused.init.graph import Graph, Node, RolesUnknown, record
 from wnfused.init.graph_residuals import Block, residual_blocks
 from wnfused.init.layers import listed, normalized_modules
@@ -51,8 +56,10 @@ def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
     one is enough) in eval mode without gradients, and is not changed. If the calls of a shared layer have different
     roles, its kind is "other", and ``why`` lists them.
 
-    Raises ``RolesUnknown`` if the model does not run, does not call some layer, or passes a layer's output to an
-    operation that cannot be traced (a scripted function, numpy). Pass ``roles=`` to the scheme in this case.
+    Layers that the model does not call in eval mode are missing from the result, and a warning names them.
+
+    Raises ``RolesUnknown`` if the model does not run, calls no layer, or passes a layer's output to an operation that
+    cannot be traced (a scripted function, numpy). Pass ``roles=`` to the scheme in this case.
     """
     checks.module("infer_roles", model)
     layers = normalized_modules(model)
@@ -69,10 +76,10 @@ def infer_roles(model: nn.Module, example_input: Any) -> dict[str, Role]:
 def _check_reached(layers: dict[str, nn.Module], graph: Graph) -> None:
     uncalled = [name for name in layers if name not in graph.calls]
     if uncalled:
-        raise RolesUnknown(
-            f"infer_roles: {listed(uncalled)}: not called when the model runs on example_input in eval mode, so the "
-            "role is unknown; pass roles="
-        )
+        message = f"infer_roles: {listed(uncalled)}: not called when the model runs on example_input in eval mode"
+        if not graph.calls:
+            raise RolesUnknown(f"{message}, so the role is unknown; pass roles=")
+        warnings.warn(f"{message}, so the layer gets no role and is not initialized; pass roles=", stacklevel=3)
     ends = [
         name
         for name, calls in graph.calls.items()
@@ -126,10 +133,57 @@ class _Reader:
         ends = list(self._ends(call))
         if not ends:
             return Role("other", 1.0, "its output is not used")
+        if (gated := self._gated(call, ends)) is not None:
+            return gated
         roles = [self._role_at(call, end) for end in ends]
         if len({(role.kind, role.gamma) for role in roles}) == 1:
             return self._most_informative(ends, roles)
         return Role("other", 1.0, f"its output is used in different ways: {_alternatives(roles)}")
+
+    def _gated(self, call: int, ends: list[_End]) -> Role | None:
+        """The role of a layer whose whole output feeds one gated unit: tanh(a) · sigmoid(b), GLU, SwiGLU, …
+
+        The product of two independent pre-activations of variance 1 has the mean square E[φ(z)²] · E[ψ(z)²] = 1/γ. If
+        a and b are the halves of one output, half of its rows remain after the product, so γ is twice that.
+        """
+        products = {self._product_after(end) for end in ends}
+        product = products.pop()
+        if products or product is None:
+            return None
+        node = self._nodes[product]
+        halves = math.prod(self._nodes[call].shape) == 2 * math.prod(node.shape)
+        if len(ends) > 1 and not halves:
+            return None  # both factors are functions of the same value
+        if any(end.node in self._blocks for end in self._ends(product)):
+            return Role("other", 1.0, f"feeds {node.label}, a gated unit at the end of a residual branch")
+        part = "both sides" if halves else "one side"
+        return Role("gated", (2 if halves else 1) * self._product_gamma(node), f"feeds {part} of {node.label}")
+
+    def _product_after(self, end: _End) -> int | None:
+        """The product that this use of a layer's output ends in, directly or after an activation."""
+        if end.node is None or end.summed is not None or end.source not in self._nodes[end.node].inputs:
+            return None
+        if self._is_product(end.node):
+            return end.node
+        if self._nodes[end.node].activation is None:
+            return None
+        after = {later.node for later in self._ends(end.node)}
+        product = after.pop()
+        return product if not after and product is not None and self._is_product(product) else None
+
+    def _is_product(self, index: int) -> bool:
+        node = self._nodes[index]
+        if node.op == "glu":
+            return True
+        if node.op != "mul" or len(node.inputs) != 2:
+            return False
+        return any(self._nodes[factor].activation is not None for factor in node.inputs)
+
+    def _product_gamma(self, node: Node) -> float:
+        if node.op == "glu":
+            return activation_gamma(torch.sigmoid)
+        factors = [self._nodes[factor].activation for factor in node.inputs]
+        return math.prod(factor.gamma for factor in factors if factor is not None)
 
     def _most_informative(self, ends: list[_End], roles: list[Role]) -> Role:
         """Prefer the evidence of a fork to that of the first layer in the branch that starts there."""

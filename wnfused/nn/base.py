@@ -1,14 +1,20 @@
 """What all weight-normalized layers share: parameters, the computed ``weight``, and loading of state dicts."""
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from wnfused import checks, functional
+from wnfused.nn.lost_writes import computed
+from wnfused.nn.plain import fold_layer, folded_weight
+from wnfused.nn.torch_hooks import mark
+from wnfused.nn.torch_parametrizations import LayerType, Parametrizations
 from wnfused.ops.reference import gain_shape, opmath, row_norms
 
 if TYPE_CHECKING:
@@ -36,7 +42,7 @@ def gain_of(v: Tensor, dim: int | None, eps: float = 0.0) -> Tensor:
     return norms if eps == 0 else torch.hypot(norms, torch.full_like(norms, math.sqrt(eps)))
 
 
-class WeightNormalized(nn.Module):
+class WeightNormalized(nn.Module, metaclass=LayerType):
     """Base class of the layers: the ``torch.nn`` layer ``twin`` with a weight computed from gain and direction.
 
     Like torch's own parametrized layers, each layer is a subclass of its twin, so code that checks
@@ -45,6 +51,7 @@ class WeightNormalized(nn.Module):
     """
 
     twin: ClassVar[type[nn.Module]]
+    user_class: ClassVar[type[nn.Module] | None] = None  # of a converted subclass of the twin
     weight_g: nn.Parameter
     weight_v: nn.Parameter
     bias: Any  # a Parameter or None; torch's declarations differ between twins
@@ -92,7 +99,7 @@ class WeightNormalized(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The normalized weight, computed on each access from ``weight_g`` and ``weight_v``; differentiable in both."""
-        return functional.weight_norm(self.weight_v, self.weight_g, self.dim, self.eps)
+        return computed(functional.weight_norm(self.weight_v, self.weight_g, self.dim, self.eps))
 
     @weight.setter
     def weight(self, value: Any) -> None:
@@ -100,6 +107,21 @@ class WeightNormalized(nn.Module):
             f"{type(self).__name__}: weight: it is computed from weight_g and weight_v and cannot be set; set those, "
             "or call wnfused.fold on the layer first"
         )
+
+    @property
+    def parametrizations(self) -> nn.ModuleDict:
+        """Gain and direction as torch's parametrized weight norm shows them, unless the layer has parametrizations."""
+        own = self._modules.get("parametrizations")
+        return Parametrizations(self) if own is None else own  # type: ignore[return-value]
+
+    @classmethod
+    def plain_class(cls) -> type[nn.Module]:
+        """The class of the layer without its norm."""
+        return cls.user_class or cls.twin
+
+    def fold_(self) -> None:
+        """Turn this object into a plain layer with the normalized weight, as ``wnfused.fold`` does."""
+        fold_layer(self, folded_weight(self))
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if name == "weight":  # nn.Module's assignment of parameters bypasses the property's setter
@@ -134,10 +156,22 @@ class WeightNormalized(nn.Module):
                 state_dict[g_key] = gain_of(v if assign else v.to(self.weight_v.dtype), self.dim, self.eps)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
+    def _register_load_state_dict_pre_hook(self, hook: Any, with_module: bool = False) -> Any:
+        """Ignore the hook of torch's weight norm, called on this layer again: it would rename the keys to torch's."""
+        if getattr(hook, "__name__", "") == "_weight_norm_compat_hook":
+            return RemovableHandle(OrderedDict())
+        return super()._register_load_state_dict_pre_hook(hook, with_module)  # type: ignore[no-untyped-call]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightNormalized":
         if self._frozen is not None:
             self._frozen.forget()  # .to() and .half() replace a parameter's data without incrementing its version
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by ``torch.jit.script`` before it compiles the layer, which would fail with an error of its parser."""
+        raise RuntimeError(
+            f"torch.jit.script: {type(self).__name__} cannot be compiled to TorchScript; call wnfused.fold(model) first"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_frozen"}
@@ -161,3 +195,4 @@ def become(
     for name, parameter in (("weight_g", g), ("weight_v", v)):
         if name not in module._parameters:
             module.register_parameter(name, parameter)
+    mark(module, dim)

@@ -52,7 +52,7 @@ torch.fx.wrap("wn_conv_transpose3d")
 
 def _check_count(where: str, name: str, value: Any, least: int) -> None:
     if not checks.is_integer(value) or value < least:
-        raise ValueError(f"{where}: {name}: expected an int >= {least}, got {value!r}")
+        raise checks.ArgumentValueError(f"{where}: {name}: expected an int >= {least}, got {value!r}")
 
 
 class WNLinear(WeightNormalized, nn.Linear):
@@ -134,6 +134,7 @@ class _Conv(_Convolution):
         eps: float = 0.0,
     ) -> None:
         self._check_channels(in_channels, out_channels, groups, dtype)
+        checks.padding_mode(type(self).__name__, padding_mode)
         plain = self.twin(
             in_channels,
             out_channels,

@@ -2,9 +2,9 @@
 
 import torch
 
-from wnfused.ops import autograd, backends
+from wnfused.ops import autograd, backends, decompositions
 
-__all__ = ["autograd", "backends", "convolution", "linear", "weight_norm"]
+__all__ = ["autograd", "backends", "convolution", "decompositions", "linear", "weight_norm"]
 
 # Resolve the overloads once: an attribute lookup on every call would cost more than the checks of a small layer.
 weight_norm = torch.ops.wnfused.weight_norm.default

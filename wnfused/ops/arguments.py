@@ -18,43 +18,53 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 MOST_SIZE = 2**31 - 1  # the largest stride, padding or dilation
 
 
+class ArgumentValueError(ValueError, RuntimeError):
+    """A wrong shape, size or device: a ValueError, and the RuntimeError that torch's own operators raise."""
+
+
+class ArgumentTypeError(TypeError, RuntimeError):
+    """A wrong type or dtype: a TypeError, and the RuntimeError that torch's own operators raise."""
+
+
 def _floating(where: str, t: Any) -> None:
     if not isinstance(t, Tensor):
-        raise TypeError(f"{where}: expected a tensor, got {t}")
+        raise ArgumentTypeError(f"{where}: expected a tensor, got {t}")
     if t.dtype not in FLOATS:
-        raise TypeError(f"{where}: expected a float32, float64, bfloat16 or float16 tensor, got {t.dtype}")
+        raise ArgumentTypeError(f"{where}: expected a float32, float64, bfloat16 or float16 tensor, got {t.dtype}")
     if t.layout != torch.strided:
-        raise TypeError(f"{where}: expected a dense (strided) tensor, got {t.layout}")
+        raise ArgumentTypeError(f"{where}: expected a dense (strided) tensor, got {t.layout}")
 
 
 def _beside_v(where: str, t: Any, v: Tensor) -> None:
     """A floating tensor on v's device. float32 and 16-bit types may be mixed, as under autocast; float64 may not."""
     _floating(where, t)
     if t.device != v.device:
-        raise ValueError(f"{where}: expected device {v.device} like v, got {t.device}")
+        raise ArgumentValueError(f"{where}: expected device {v.device} like v, got {t.device}")
     if (t.dtype == torch.float64) != (v.dtype == torch.float64):
-        raise TypeError(f"{where}: expected dtype {v.dtype} like v, got {t.dtype}")
+        raise ArgumentTypeError(f"{where}: expected dtype {v.dtype} like v, got {t.dtype}")
 
 
 def _shape(where: str, t: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(t.shape) != expected:
-        raise ValueError(f"{where}: expected shape {list(expected)}, got {list(t.shape)}")
+        raise ArgumentValueError(f"{where}: expected shape {list(expected)}, got {list(t.shape)}")
 
 
 def _dtype(where: str, t: Tensor, expected: torch.dtype) -> None:
     if t.dtype != expected:
-        raise TypeError(f"{where}: expected dtype {expected}, got {t.dtype}")
+        raise ArgumentTypeError(f"{where}: expected dtype {expected}, got {t.dtype}")
 
 
 def _weight(op: str, v: Tensor, g: Tensor, dim: int | None, eps: float) -> None:
     _floating(f"{op}: v", v)
     _beside_v(f"{op}: g", g, v)
     if dim is not None and not 0 <= dim < v.ndim:
-        raise ValueError(f"{op}: dim: expected None or 0 to {v.ndim - 1} for a {v.ndim}-d weight, got {dim}")
+        raise ArgumentValueError(f"{op}: dim: expected None or 0 to {v.ndim - 1} for a {v.ndim}-d weight, got {dim}")
     if tuple(g.shape) != gain_shape(tuple(v.shape), dim):
-        raise ValueError(f"{op}: g: shape {list(g.shape)} does not fit v of shape {list(v.shape)} and dim={dim}")
+        raise ArgumentValueError(
+            f"{op}: g: shape {list(g.shape)} does not fit v of shape {list(v.shape)} and dim={dim}"
+        )
     if not 0 <= eps < math.inf:
-        raise ValueError(f"{op}: eps: expected a finite number >= 0, got {eps}")
+        raise ArgumentValueError(f"{op}: eps: expected a finite number >= 0, got {eps}")
 
 
 def _bias(op: str, bias: Tensor | None, v: Tensor, channels: int) -> None:
@@ -80,10 +90,10 @@ def _output_side(op: str, dy: Tensor, y: Tensor | None, x: Tensor, shape: tuple[
 def _linear_input(op: str, x: Tensor, v: Tensor) -> tuple[int, ...]:
     """The output's shape."""
     if v.ndim != 2:
-        raise ValueError(f"{op}: v: expected 2 dimensions [out, in], got shape {list(v.shape)}")
+        raise ArgumentValueError(f"{op}: v: expected 2 dimensions [out, in], got shape {list(v.shape)}")
     _beside_v(f"{op}: x", x, v)
     if x.ndim == 0 or x.shape[-1] != v.shape[1]:
-        raise ValueError(
+        raise ArgumentValueError(
             f"{op}: x: expected last dimension {v.shape[1]} like v of shape {list(v.shape)}, got shape {list(x.shape)}"
         )
     return (*x.shape[:-1], v.shape[0])
@@ -91,27 +101,27 @@ def _linear_input(op: str, x: Tensor, v: Tensor) -> tuple[int, ...]:
 
 def _sizes(where: str, values: Sequence[int], count: int, least: int) -> None:
     if len(values) != count:
-        raise ValueError(f"{where}: expected {count} integers, got {list(values)}")
+        raise ArgumentValueError(f"{where}: expected {count} integers, got {list(values)}")
     if any(not least <= value <= MOST_SIZE for value in values):
-        raise ValueError(f"{where}: expected integers from {least} to {MOST_SIZE}, got {list(values)}")
+        raise ArgumentValueError(f"{where}: expected integers from {least} to {MOST_SIZE}, got {list(values)}")
 
 
 def _channels(op: str, x: Tensor, v: Tensor, transposed: bool, groups: int) -> None:
     if not 3 <= v.ndim <= 5 or v.numel() == 0:
-        raise ValueError(f"{op}: v: expected 3 to 5 non-empty dimensions, got shape {list(v.shape)}")
+        raise ArgumentValueError(f"{op}: v: expected 3 to 5 non-empty dimensions, got shape {list(v.shape)}")
     _beside_v(f"{op}: x", x, v)
     if x.ndim != v.ndim:
-        raise ValueError(f"{op}: x: expected {v.ndim} dimensions like v, got shape {list(x.shape)}")
+        raise ArgumentValueError(f"{op}: x: expected {v.ndim} dimensions like v, got shape {list(x.shape)}")
     if groups < 1 or v.shape[0] % groups:
-        raise ValueError(f"{op}: groups: expected a divisor of v.shape[0] = {v.shape[0]}, got {groups}")
+        raise ArgumentValueError(f"{op}: groups: expected a divisor of v.shape[0] = {v.shape[0]}, got {groups}")
     channels = v.shape[0] if transposed else v.shape[1] * groups
     if x.shape[1] != channels:
-        raise ValueError(
+        raise ArgumentValueError(
             f"{op}: x: expected {channels} channels for v of shape {list(v.shape)} and groups={groups}, "
             f"got shape {list(x.shape)}"
         )
     if any(size == 0 for size in x.shape[2:]):
-        raise ValueError(f"{op}: x: expected non-empty spatial dimensions, got shape {list(x.shape)}")
+        raise ArgumentValueError(f"{op}: x: expected non-empty spatial dimensions, got shape {list(x.shape)}")
 
 
 def _geometry(
@@ -136,7 +146,7 @@ def _geometry(
     for i in range(n):
         most = max(stride[i], dilation[i]) - 1 if transposed else 0
         if output_padding[i] > most:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"{op}: output_padding: expected at most {most} in spatial dimension {i}, got {list(output_padding)}"
             )
         reach = dilation[i] * (v.shape[i + 2] - 1) + 1
@@ -145,7 +155,7 @@ def _geometry(
         else:
             size = (x.shape[i + 2] + 2 * padding[i] - reach) // stride[i] + 1
         if size < 1:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"{op}: x: shape {list(x.shape)} leaves no output in spatial dimension {i} for v of shape "
                 f"{list(v.shape)}, padding {list(padding)} and dilation {list(dilation)}"
             )

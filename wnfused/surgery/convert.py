@@ -6,7 +6,6 @@ objects (class and parameters) instead of replacing them: the root may itself be
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import cast
 
 from torch import Tensor, nn
@@ -24,8 +23,11 @@ from wnfused.nn.layers import (
     WNConvTranspose3d,
     WNLinear,
 )
+from wnfused.nn.subclasses import fused_subclass, why_not_fused
 from wnfused.ops.reference import gain_shape
-from wnfused.surgery import torch_norms
+from wnfused.surgery import norm_only, torch_norms
+from wnfused.surgery.lost_initialization import lost_initializations
+from wnfused.surgery.report import ConvertReport
 from wnfused.surgery.torch_norms import TorchNorm
 
 Filter = Callable[[str, nn.Module], bool]
@@ -40,26 +42,6 @@ LAYERS: tuple[type[WeightNormalized], ...] = (
     WNConvTranspose3d,
 )
 TWINS = tuple(kind.twin for kind in LAYERS)
-# Names that a subclass may define without changing how the layer works once it is built.
-_HARMLESS = {"__init__", "__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__annotations__"}
-_HARMLESS |= {"__annotate_func__", "__annotations_cache__", "__static_attributes__", "__firstlineno__", "__constants__"}
-
-
-@dataclass
-class ConvertReport:
-    """What ``convert`` or ``apply`` did: the names of the converted layers, and the reason for each skipped one."""
-
-    converted: list[str] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return len(self.converted)
-
-    def __str__(self) -> str:
-        lines = [f"converted {self.count} layer{'s' * (self.count != 1)}, skipped {len(self.skipped)}"]
-        lines += [f"  {name or '(the model itself)'}: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join(lines)
 
 
 def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
@@ -67,20 +49,29 @@ def convert(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
 
     Outputs and gradients stay the same up to rounding. The parameters are the same objects in the same order, so an
     existing optimizer keeps working and its saved states still load. Layers for which ``filter(name, module)`` is false
-    are skipped. So are layers without a counterpart: recurrent layers, subclasses with code of their own, a norm on a
-    parameter other than ``weight``, norms combined with other parametrizations. The report gives the reasons.
+    are skipped. So are layers without a counterpart: recurrent layers, a norm on a parameter other than ``weight``,
+    norms combined with other parametrizations. The report gives the reasons. Recurrent layers (``report.norms_only``)
+    keep torch's norm, but wnfused's operator computes it, which is right for rows of zeros and in double backward.
 
-    Afterwards torch's ``remove_weight_norm``, and model methods that call it, find nothing to remove and raise;
-    use ``wnfused.fold`` instead.
+    Your own subclasses of the ``torch.nn`` layers stay instances of their class, with its methods: their
+    ``super().forward(x)`` is the fused forward, and ``self.weight`` the normalized weight.
+
+    If the model's own ``init_weights`` was lost, because it writes into the computed weight, ``report.notes`` says so.
+
+    torch's ``remove_weight_norm`` and ``remove_parametrizations``, and model methods that call them, fold a converted
+    layer as ``wnfused.fold`` does.
     """
     checks.module("convert", model)
     report, plan = plan_of_convert(model, filter)
+    report.notes += lost_initializations(model)
     for module, norm, kind in plan:
         g, v = torch_norms.gain_and_direction(module, norm)
         assert g is not None
         assert v is not None
         torch_norms.take_off(module, norm)
         become(module, kind, g, v, norm.dim_for(v.ndim))
+    for name in report.norms_only:
+        norm_only.use_operator(model.get_submodule(name))
     return report
 
 
@@ -97,9 +88,12 @@ def plan_of_convert(
         reason = _why_not_convert(module, norms) or _filtered(filter, name, module)
         if reason is not None:
             report.skipped[name] = reason
+            if _takes_operator(module, norms) and _filtered(filter, name, module) is None:
+                report.norms_only.append(name)
             continue
         report.converted.append(name)
-        plan.append((module, norms[0], _counterpart(parametrize.type_before_parametrizations(module))))
+        kind = parametrize.type_before_parametrizations(module)
+        plan.append((module, norms[0], fused_subclass(kind, _counterpart(kind))))
     return report, plan
 
 
@@ -140,12 +134,6 @@ def _filtered(filter: Filter | None, name: str, module: nn.Module) -> str | None
     return None if filter is None or filter(name, module) else "excluded by the filter"
 
 
-def additions(kind: type, base: type) -> list[str]:
-    """What the classes from ``kind`` down to ``base`` define, except ``__init__``, which has already run."""
-    between = kind.__mro__[: kind.__mro__.index(base)]
-    return sorted({name for cls in between for name in vars(cls)} - _HARMLESS)
-
-
 def _counterpart(kind: type[nn.Module]) -> type[WeightNormalized]:
     return next(ours for ours in LAYERS if issubclass(kind, ours.twin))
 
@@ -156,15 +144,18 @@ def _why_not_convert(module: nn.Module, norms: list[TorchNorm]) -> str | None:
     names = [norm.name for norm in norms]
     if twin is None:
         return f"{kind.__name__} has no fused counterpart (weight norm on {', '.join(names)})"
-    if added := additions(kind, twin):
-        return f"{kind.__name__} is a subclass of {twin.__name__} with its own {', '.join(added)}"
     if len(norms) > 1:
         return f"several weight norms on one module ({', '.join(names)})"
     if names != ["weight"]:
         return f"the norm is on {names[0]!r}, not on 'weight'"
     if others := torch_norms.others_on(module):
         return f"weight norm is combined with {', '.join(others)}"
-    return _obstacle(module) or _unfit(module, norms[0])
+    return _obstacle(module) or why_not_fused(kind, _counterpart(kind)) or _unfit(module, norms[0])
+
+
+def _takes_operator(module: nn.Module, norms: list[TorchNorm]) -> bool:
+    """Whether wnfused's operator can replace torch's function in a module that keeps torch's norm."""
+    return isinstance(module, nn.RNNBase | nn.RNNCellBase) and all(_unfit(module, norm) is None for norm in norms)
 
 
 def _obstacle(module: nn.Module) -> str | None:

@@ -6,37 +6,51 @@ are then named ``layer.0.weight`` and so on; the plain layer's attributes (``ker
 Such a layer loses ``output_size``, the second argument of transposed convolutions, which a ``Sequential`` cannot pass.
 """
 
-from torch import Tensor, nn
+from torch import nn
 
-from wnfused import checks, functional
+from wnfused import checks
 from wnfused.nn.base import SPELLINGS, WeightNormalized
-from wnfused.surgery import torch_norms
-from wnfused.surgery.convert import LAYERS, Filter, additions
+from wnfused.nn.plain import fold_layer, folded_weight, without_norm
+from wnfused.nn.subclasses import additions
+from wnfused.surgery import norm_only, torch_norms
+from wnfused.surgery.convert import LAYERS, Filter
+from wnfused.surgery.own_removal import silence_own_removal
+from wnfused.surgery.report import ConvertReport
+from wnfused.surgery.torch_norms import TorchNorm
 
-_OURS = ("activation", "dim", "eps", "_frozen")
+EXCLUDED = "excluded by the filter"
 
 
-def fold(model: nn.Module, *, filter: Filter | None = None) -> int:
-    """Turn the weight-normalized layers of a model into plain ``torch.nn`` layers, in place; returns their number.
+def fold(model: nn.Module, *, filter: Filter | None = None) -> ConvertReport:
+    """Turn the weight-normalized layers of a model into plain layers, in place: wnfused's, and those of torch's norms.
 
-    The new ``weight`` is a parameter with the dtype of ``weight_v``; it requires a gradient if gain or direction did.
-    Create a new optimizer for it. Layers that shared both gain and direction share the folded weight.
-    A model without weight-normalized layers is left unchanged, and the result is 0.
+    The new ``weight`` is a parameter with the dtype of the direction; it requires a gradient if gain or direction did.
+    Create a new optimizer for it. wnfused layers that shared both gain and direction share the folded weight. torch's
+    norms (both APIs) are folded on any module and parameter, recurrent layers included, unless they are combined with
+    other parametrizations. A model without weight-normalized layers is left unchanged.
+
+    A model's own ``remove_weight_norm()`` does nothing afterwards, instead of raising that there is no norm.
     """
-    layers = _layers("fold", model, filter)
+    report = ConvertReport(action="folded")
+    layers = _layers("fold", model, filter, report)
+    theirs = _torch_layers(model, filter, report)
     folded: dict[tuple[int, int, int | None, float], nn.Parameter] = {}
     for layer in layers:  # all weights first: this is the part that can fail
         if _key(layer) not in folded:
-            folded[_key(layer)] = _folded(layer)
+            folded[_key(layer)] = folded_weight(layer)
     weights = [folded[_key(layer)] for layer in layers]
     for layer, weight in zip(layers, weights, strict=True):
-        bare = _bare(layer)
-        bare._parameters = {"weight": weight, **bare._parameters}  # before the bias, as in a plain layer
-    return len(layers)
+        fold_layer(layer, weight)
+    for module, norms in theirs:
+        for norm in norms:
+            torch_norms.fold(module, norm)
+    if report:
+        silence_own_removal(model)
+    return report
 
 
-def to_torch(model: nn.Module, *, api: str = "parametrizations", filter: Filter | None = None) -> int:
-    """Put the model's weight-normalized layers under torch's weight norm, in place; returns their number.
+def to_torch(model: nn.Module, *, api: str = "parametrizations", filter: Filter | None = None) -> ConvertReport:
+    """Put the model's weight-normalized layers under torch's weight norm, in place.
 
     ``api`` is ``"parametrizations"`` (``torch.nn.utils.parametrizations.weight_norm``) or ``"hook"`` (the older
     ``torch.nn.utils.weight_norm``). The parameters stay the same objects. torch supports neither ``eps`` nor the norm
@@ -44,63 +58,61 @@ def to_torch(model: nn.Module, *, api: str = "parametrizations", filter: Filter 
     """
     if api not in SPELLINGS:
         raise ValueError(f"to_torch: api: expected one of {', '.join(map(repr, SPELLINGS))}, got {api!r}")
-    layers = _layers("to_torch", model, filter)
+    report = ConvertReport()
+    layers = _layers("to_torch", model, filter, report)
     for layer in layers:
         if layer.eps != 0 or layer.weight_v.numel() == 0:
             raise ValueError(f"to_torch: model: torch's weight norm cannot express {layer}; exclude it with filter=")
     for layer in layers:
         g, v, dim = layer.weight_g, layer.weight_v, layer.dim
-        torch_norms.put_on(_bare(layer), api, g, v, dim)
-    return len(layers)
+        torch_norms.put_on(without_norm(layer), api, g, v, dim)
+    for name, module in model.named_modules():
+        if (filter is None or filter(name, module)) and norm_only.use_torch(module):
+            report.converted.append(name)
+    return report
 
 
-def _layers(where: str, model: nn.Module, filter: Filter | None) -> list[WeightNormalized]:
+def _layers(where: str, model: nn.Module, filter: Filter | None, report: ConvertReport) -> list[WeightNormalized]:
     checks.module(where, model)
     found = []
     for name, module in model.named_modules():
-        if not isinstance(module, WeightNormalized) or not (filter is None or filter(name, module)):
+        if not isinstance(module, WeightNormalized):
+            continue
+        if filter is not None and not filter(name, module):
+            report.skipped[name] = EXCLUDED
             continue
         kind = next(cls for cls in type(module).__mro__ if cls in LAYERS)
-        if added := additions(type(module), kind):
+        combined = "user_class" in vars(type(module))  # convert made this class, and fold returns to the user's
+        if not combined and (added := additions(type(module), kind)):
             raise TypeError(
                 f"{where}: layer {name!r} is {type(module).__name__}, a subclass of {kind.__name__} with its own "
                 f"{', '.join(added)}, which the torch.nn layer would lose; exclude it with filter="
             )
         if not {"weight_g", "weight_v"} <= module._parameters.keys():
             raise ValueError(f"{where}: layer {name!r}: its gain or direction is not a plain parameter (pruned?)")
+        report.converted.append(name)
         found.append(module)
+    return found
+
+
+def _torch_layers(
+    model: nn.Module, filter: Filter | None, report: ConvertReport
+) -> list[tuple[nn.Module, list[TorchNorm]]]:
+    """The modules under torch's own norms that can be folded."""
+    found = []
+    for name, module in model.named_modules():
+        norms = torch_norms.norms_on(module)
+        if not norms:
+            continue
+        if others := torch_norms.others_on(module):
+            report.skipped[name] = f"weight norm is combined with {', '.join(others)}"
+        elif filter is not None and not filter(name, module):
+            report.skipped[name] = EXCLUDED
+        else:
+            report.converted.append(name)
+            found.append((module, norms))
     return found
 
 
 def _key(layer: WeightNormalized) -> tuple[int, int, int | None, float]:
     return id(layer.weight_g), id(layer.weight_v), layer.dim, layer.eps
-
-
-def _folded(layer: WeightNormalized) -> nn.Parameter:
-    g, v = layer.weight_g, layer.weight_v
-    weight: Tensor = functional.weight_norm(v.detach(), g.detach(), layer.dim, layer.eps)
-    return nn.Parameter(weight, requires_grad=v.requires_grad or g.requires_grad)
-
-
-def _bare(layer: WeightNormalized) -> nn.Module:
-    """Turn ``layer`` into its torch.nn twin, still without a weight; returns the module that needs one."""
-    twin, relu = layer.twin, layer.activation == "relu"
-    for name in _OURS:
-        layer.__dict__.pop(name, None)
-    del layer._parameters["weight_g"], layer._parameters["weight_v"]
-    layer.__class__ = twin  # type: ignore[assignment]
-    return _in_sequential(layer, twin) if relu else layer
-
-
-def _in_sequential(module: nn.Module, twin: type[nn.Module]) -> nn.Module:
-    """Turn the object into a Sequential and move the layer into a new object at its position 0."""
-    inner = twin.__new__(twin)
-    nn.Module.__init__(inner)
-    inner.__dict__.update({key: value for key, value in module.__dict__.items() if key not in inner.__dict__})
-    inner._parameters, module._parameters = module._parameters, {}
-    inner._modules, module._modules = module._modules, {}
-    module.__class__ = nn.Sequential
-    module.append(inner)  # type: ignore[operator]
-    module.append(nn.ReLU())  # type: ignore[operator]
-    module.train(module.training)
-    return inner

@@ -12,7 +12,9 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm, remove_weight_norm
+
+from wnfused.nn.torch_hooks import FusedNorm
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,20 @@ def norms_on(module: nn.Module) -> list[TorchNorm]:
     found = [
         TorchNorm("hook", hook.name, hook.dim)
         for hook in module._forward_pre_hooks.values()
-        if isinstance(hook, WeightNorm)
+        if isinstance(hook, WeightNorm) and not isinstance(hook, FusedNorm)
     ]
     for name, steps in _parametrizations(module).items():
         found += [TorchNorm("parametrizations", name, step.dim) for step in steps if isinstance(step, _WeightNorm)]
     return found
+
+
+def norm_objects(module: nn.Module) -> list[Any]:
+    """torch's objects that compute the normalized tensors: hooks and steps of parametrizations."""
+    hooks = [
+        h for h in module._forward_pre_hooks.values() if isinstance(h, WeightNorm) and not isinstance(h, FusedNorm)
+    ]
+    steps = [step for list_ in _parametrizations(module).values() for step in list_]
+    return hooks + [step for step in steps if isinstance(step, _WeightNorm)]
 
 
 def others_on(module: nn.Module) -> list[str]:
@@ -61,7 +72,8 @@ def gain_and_direction(module: nn.Module, norm: TorchNorm) -> tuple[nn.Parameter
 
 
 def _parametrizations(module: nn.Module) -> dict[str, Any]:
-    return dict(cast(nn.ModuleDict, module.parametrizations)) if parametrize.is_parametrized(module) else {}
+    own = module._modules.get("parametrizations")  # wnfused's layers only show theirs as an attribute
+    return dict(own) if isinstance(own, nn.ModuleDict) else {}
 
 
 def take_off(module: nn.Module, norm: TorchNorm) -> None:
@@ -76,6 +88,23 @@ def take_off(module: nn.Module, norm: TorchNorm) -> None:
         module.__class__ = parametrize.type_before_parametrizations(module)
         del module._modules["parametrizations"]
     drop_renaming_hooks(module)
+
+
+def fold(module: nn.Module, norm: TorchNorm) -> None:
+    """Replace the norm by the parameter that it computes, with torch's own functions; any module, any parameter."""
+    g, v = gain_and_direction(module, norm)
+    trained = any(p is None or p.requires_grad for p in (g, v))
+    if norm.api == "hook":
+        remove_weight_norm(module, norm.name)
+    else:
+        parametrize.remove_parametrizations(module, norm.name)
+        drop_renaming_hooks(module)
+    weight = module._buffers.pop(norm.name, None)  # torch makes a weight that requires no gradient a buffer
+    if weight is not None:
+        module.register_parameter(norm.name, nn.Parameter(weight, requires_grad=False))
+    cast(nn.Parameter, module._parameters[norm.name]).requires_grad_(trained)
+    if norm.name == "weight":  # before the bias, as in a plain layer
+        module._parameters = {norm.name: module._parameters.pop(norm.name), **module._parameters}
 
 
 def drop_renaming_hooks(module: nn.Module) -> None:

@@ -104,6 +104,10 @@ class Config:
     checkpoint_seconds: float = _about(600.0, "also save a checkpoint after this many seconds; 0: only after epochs")
     tensorboard: bool = _about(False, "also log to TensorBoard")
 
+    def __new__(cls, *values: Any, **settings: Any) -> "Config":
+        check_names(settings, "Config")  # before the dataclass's own __init__, whose error suggests nothing
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
             object.__setattr__(self, entry.name, _typed(entry, getattr(self, entry.name)))
@@ -123,10 +127,14 @@ FIELDS: dict[str, "dataclasses.Field[Any]"] = {entry.name: entry for entry in da
 
 def from_mapping(values: Mapping[str, Any], where: str) -> Config:
     """A Config from settings by name; ``where`` begins the error message for an unknown name."""
-    for name in values:
+    check_names(values, where)
+    return Config(**values)
+
+
+def check_names(settings: Mapping[str, Any], where: str) -> None:
+    for name in settings:
         if not isinstance(name, str) or name not in FIELDS:
             raise RunError(f"{where}: unknown setting {name!r}, {did_you_mean(str(name), FIELDS)}")
-    return Config(**values)
 
 
 def value_type(entry: "dataclasses.Field[Any]") -> tuple[type, bool]:

@@ -151,8 +151,8 @@ def joined(device: str) -> Iterator[World]:
         control = dist.new_group(backend="gloo") if size > 1 and dist.get_backend() != "gloo" else None
         yield World(dist.get_rank(), size, place, control)
     finally:
+        gc.collect()  # a DDP module that outlives its group, ours or the caller's, sometimes hangs or aborts when freed
         if create:
-            gc.collect()  # a DDP module that outlives its group sometimes hangs when it is freed
             dist.destroy_process_group()
 
 

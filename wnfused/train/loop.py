@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from wnfused.train import checkpoints, distributed, optimization
 from wnfused.train.config import Config
+from wnfused.train.crowding import Crowding
 from wnfused.train.curves import Board
 from wnfused.train.data import Images
 from wnfused.train.distributed import World
@@ -44,6 +45,7 @@ class Trainer:
         self.best: dict[str, Any] = {"epoch": None, "validation_accuracy": None}
         self.meter = Meter()
         self.interrupts = Interrupts()
+        self.crowding = Crowding()
         self.board: Board | None = None
 
         if saved is not None:
@@ -120,6 +122,8 @@ class Trainer:
             raise Interrupted
         if save:
             self.save()
+        if notice := self.crowding.notice():
+            self.progress.say(notice)
         if self.progress.due():
             self.progress.moment(self.moment())
 

@@ -10,7 +10,7 @@ in Goyal et al. (2017), whom the paper cites; its shape is that of the authors' 
 from typing import Any
 
 from wnfused.suggestions import did_you_mean
-from wnfused.train.config import Config
+from wnfused.train.config import Config, from_mapping
 from wnfused.train.result import RunError
 
 Settings = dict[str, Any]
@@ -63,4 +63,4 @@ def settings(name: str) -> Settings:
 
 def preset(name: str, **changes: Any) -> Config:
     """The Config of a preset, with changes."""
-    return Config(**{**settings(name), **changes})
+    return from_mapping({**settings(name), **changes}, "preset")

@@ -1,11 +1,13 @@
 """Progress of a run: a live bar on a terminal, plain lines elsewhere."""
 
+import shutil
 import sys
+import textwrap
 import time
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from wnfused.formatting import duration
+from wnfused.formatting import COLUMNS, duration
 from wnfused.train.result import Result
 
 
@@ -72,7 +74,11 @@ class Lines(Progress):
         self.say(epoch_text(line, epochs))
 
     def say(self, text: str) -> None:
-        print(text, file=self.file or sys.stdout, flush=True)
+        file = self.file or sys.stdout
+        if file.isatty():
+            width = shutil.get_terminal_size().columns
+            text = "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.splitlines())
+        print(text, file=file, flush=True)
 
 
 class Live(Progress):
@@ -110,7 +116,7 @@ class Live(Progress):
         self.say(epoch_text(line, epochs))
 
     def say(self, text: str) -> None:
-        self.bars.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.bars.console.print(text, highlight=False, markup=False)  # wraps between words
 
     def end(self, result: Result | None) -> None:
         self.bars.stop()
@@ -127,17 +133,19 @@ def choose() -> Progress:
 
 
 def epoch_text(line: dict[str, Any], epochs: int) -> str:
-    """One line of at most 80 columns; accuracies are in parentheses."""
+    """One line: losses, with accuracies in parentheses. Images per second are shown if they fit 80 columns."""
     parts = [f"epoch {line['epoch']:>{len(str(epochs))}}/{epochs}"]
     for name, loss, accuracy in (
-        ("train loss", line["train_loss"], line["train_accuracy"]),
+        ("loss", line["train_loss"], line["train_accuracy"]),
         ("validation", line["validation_loss"], line["validation_accuracy"]),
     ):
         if loss is not None:
             parts.append(f"{name} {loss:.3f} ({accuracy:.1%})")
-    if line["images_per_second"] is not None:
-        parts.append(f"{line['images_per_second']:.0f} images/s")
     parts.append("DIVERGED" if line.get("diverged") else f"{line['seconds']:.1f} s")
+    if line["images_per_second"] is not None:
+        speed = f"{line['images_per_second']:.0f} images/s"
+        if len("  ".join([*parts, speed])) <= COLUMNS:
+            parts.insert(-1, speed)
     return "  ".join(parts)
 
 

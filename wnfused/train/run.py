@@ -72,6 +72,10 @@ def prepare_backend(config: Config, world: World) -> None:
 
 def load_best(run_dir: Path | str) -> nn.Module:
     """The network of a run with the weights of its best epoch, on the CPU, in eval mode."""
+    if not Path(run_dir).is_dir():
+        raise RunError(f"run_dir: there is no directory {run_dir}; pass the directory of a run")
+    if not (Path(run_dir) / "checkpoints" / checkpoints.BEST).exists():
+        raise RunError(f"run_dir: {run_dir} has no best weights; pass the directory of a run with a finished epoch")
     best = checkpoints.load_best(Path(run_dir) / "checkpoints")
     config = from_mapping(best["config"], str(run_dir))
     channels, height, width = best["shape"]

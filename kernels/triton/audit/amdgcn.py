@@ -21,6 +21,7 @@ def facts(compiled: Any) -> Facts:
         tensor_memory=0,
         loop=None if loop is None else dict(Counter(loop)),
         scalars_in_lanes=_number(text, "sgpr_spill_count"),
+        tf32_conversions=len(re.findall(r"\bv_and_b32\w*\s+v\d+, 0xffffe000,", text)),  # the last step of each
     )
 
 

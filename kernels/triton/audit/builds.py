@@ -288,7 +288,7 @@ def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
 def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, plain: Build | None) -> Build:
     module = MATMUL_KERNELS[kernel]
     constants: dict[str, Constant] = {
-        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": "tf32" if dtypes.rounded else "ieee",
+        "EVEN": True, "RELU": False, "GROUP": 8, "INDEX64": False, "PRECISION": _precision(target, dtypes),
         "MIXED": dtypes.activations != dtypes.weights, "SUM_FAR": False, "BLOCK_P": 64, "BLOCK_C": 32,
         "LANES": 128 // int(dtypes.weights.strip("bfp")),
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
@@ -302,6 +302,11 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
     return Build(kernel, module, target, dtypes, mode.name, tile, names, values, plain, mode.pointers)
 
 
+def _precision(target: str, dtypes: Dtypes) -> str:
+    """As dtypes.precision does."""
+    return ("xf32" if target.startswith("gfx") else "tf32") if dtypes.rounded else "ieee"
+
+
 def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
     """Map a tile to each kernel's M, N and K, as the launches in run_linear and run_conv do."""
     m, n, k = tile.m, tile.n, tile.k
@@ -313,15 +318,22 @@ def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
 
 
 _ACROSS = Mode("rows side by side", {"OUTER_IS_ONE": False, "BLOCK_R": 64, "BLOCK_E": 32})
+_WHOLE_ROWS: dict[str, Constant] = {"scales": None, "squares": None}
 _RELU: dict[str, Constant] = {"mask_source": _POINTER, "mask_near": _POINTER, "mask_far": _POINTER}
 _OTHER_MODES = {
     "finish_linear": (Mode("single pass", {}), Mode("norms first", {"SINGLE_PASS": False, "squares": None})),
     "partial_norms": (
-        Mode("whole rows", {"scales": None, "squares": None}),
-        Mode("split rows", {"norms": None}),
-        _ACROSS._replace(constants={**_ACROSS.constants, "scales": None, "squares": None}),
+        Mode("whole rows", {**_WHOLE_ROWS, "g": None, "w": None}),
+        Mode("whole rows, weight", _WHOLE_ROWS),
+        Mode("split rows", {"norms": None, "g": None, "w": None}),
+        _ACROSS._replace(constants={**_ACROSS.constants, **_WHOLE_ROWS}),
     ),
-    **dict.fromkeys(("write_normalized", "partial_dots", "project"), (Mode("rows along memory", {}), _ACROSS)),
+    **dict.fromkeys(("write_normalized", "partial_dots"), (Mode("rows along memory", {}), _ACROSS)),
+    "project": (
+        Mode("rows along memory", {}),
+        Mode("whole rows", {"dots": None}),
+        _ACROSS._replace(constants={**_ACROSS.constants, "dots": None}),
+    ),
     "finish_weight": (
         Mode("in place", {}),
         Mode("from splits", {"FROM_SPLITS": True, "dots": None, "scales": None}, pointers=(("dw", "fp32"),)),

@@ -30,6 +30,11 @@ class Cycles:
     def total(self) -> float:
         return max(vars(self).values())
 
+    @property
+    def tensor_peak(self) -> float | None:
+        """The fraction of the tensor cores' peak that the loop can reach; None if it does not use them."""
+        return self.tensor / self.total if self.tensor else None
+
 
 _FLOAT = r"FFMA|FMUL|FADD|IMAD|HFMA2|HADD2|HMUL2"
 _SPECIAL = r"MUFU|I2F|F2I|F2F\b|I2I"
@@ -46,7 +51,43 @@ def loop_cycles(loop: dict[str, int], build: Build) -> Cycles:
         busy["issue"] += total / p.schedulers
         if unit:
             busy[unit] += total * cycles
+        busy["load_store"] += total * _operand_bytes(opcode, build) / p.shared_bytes
     return Cycles(**busy)
+
+
+def _operand_bytes(opcode: str, build: Build) -> float:
+    """Bytes of shared memory that a warp's share of wgmma or tcgen05 reads; older MMA instructions read registers.
+
+    Every warp group of wgmma reads the whole tile of B, and its own rows of A unless those were rounded, masked or
+    scaled in registers; tcgen05 reads both tiles once per program.
+    """
+    element = build.dtypes.element
+    if opcode.startswith("HGMMA"):
+        m, n, k = map(int, re.findall(r"(\d+)x(\d+)x(\d+)", opcode)[0])
+        return ((0 if _a_in_registers(build) else m) + n) * k * element / 4
+    if opcode.startswith("UTC") and build.tile is not None:
+        return (max(build.tile.m, 128) + build.tile.n) * (16 if element == 2 else 8) * element / build.warps
+    return 0.0
+
+
+def _a_in_registers(build: Build) -> bool:
+    constants = dict(build.constants)
+    masked = any(name not in constants for name in ("y", "mask_source", "mask_near") if name in _MASKS[build.kernel])
+    scaled = constants.get("GAIN") == "input" or (
+        build.kernel == "linear_input_gradient" and constants["GAIN"] == "output"
+    )
+    return build.dtypes.rounded or masked or scaled
+
+
+# Pointers whose presence means that A's tile is masked in registers.
+_MASKS = {
+    "linear_input_gradient": {"y"},
+    "linear_weight_gradient": {"y"},
+    "gather": {"mask_source"},
+    "scatter": {"mask_source"},
+    "weight_gradient": {"mask_near"},
+    **dict.fromkeys(("linear_forward", "few_rows_weight_gradient"), frozenset()),
+}
 
 
 def _cost(opcode: str, build: Build, p: Processor) -> tuple[str | None, float]:

@@ -61,6 +61,7 @@ class Entry:
             "occupancy": round(self.occupancy, 3),
             "mma": f.mma,
             "mma_instructions": f.mma_opcodes,
+            "tf32_conversions": f.tf32_conversions,
             "async_copies": f.async_copies,
             "load_bytes": f.load_widths,
             "shuffles_in_loop": f.shuffles,
@@ -68,6 +69,7 @@ class Entry:
             "plain_loop_instructions": self.plain and self.plain.loop_instructions,
             "loop_cycles_model": cycles and vars(cycles),
             "cycle_ratio_model": self.cycle_ratio,
+            "tensor_peak": cycles and cycles.tensor_peak,
             "loop": f.loop,
         }
 

@@ -12,6 +12,7 @@ class Facts:
     tensor_memory: int  # columns, on sm_100
     loop: dict[str, int] | None  # opcodes of the main loop, with modifiers, and their counts
     scalars_in_lanes: int = 0  # AMD's scalar registers spilled to lanes of vector registers
+    tf32_conversions: int = 0  # roundings of float32 operands to tf32, in the whole kernel
 
     @property
     def loop_instructions(self) -> int | None:

@@ -64,7 +64,7 @@ _WRITTEN = {
     "factor",
     "sums",
 }
-_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms"}, "combine_norms": {"norms"}}
+_WRITTEN_BY = {"partial_norms": {"scales", "squares", "norms", "w"}, "combine_norms": {"norms"}}
 _READ_BY = {
     "finish_linear": {"partial"},
     "finish_weight": {"dw", "dots", "sums"},
@@ -196,4 +196,4 @@ def _plan(layer: Layer, kernel: str, target: str, x: Tensor) -> Plan:
         m, n, k = layer.outputs, layer.inputs, m
     taps = layer.kernel**2 if kernel == "weight_gradient" else 1
     problem = Problem(kernel, m, n, k, linear_dtypes(x, x), taps, kernel == "linear")
-    return plan_by_rule(problem, Target(target, PROCESSORS[target].count))
+    return plan_by_rule(problem, Target(target, PROCESSORS[target].count), vendor=False)

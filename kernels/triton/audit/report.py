@@ -10,7 +10,7 @@ from wnfused.kernels.triton.audit.requirements import Check, checks, layer_check
 
 _COLUMNS = (
     "target", "dtype", "config", "regs", "spill", "shared", "occ.", "MMA", "async", "load", "SHFL", "loop", "plain",
-    "cycles", "× plain",
+    "cycles", "% peak", "× plain",
 )  # fmt: skip
 _HEAD = """# Offline audit of the Triton kernels
 
@@ -48,8 +48,11 @@ where no plain kernel does the same work.
 def everything(entries: list[Entry]) -> list[Check]:
     """All checks: of the kernels in ``entries``, and of whole layers if every kernel was audited."""
     targets = tuple(dict.fromkeys(entry.build.target for entry in entries))
-    whole = {entry.build.kernel for entry in entries} == set(KERNELS)
-    return [*checks(entries), *(layer_checks(targets) if whole else [])]
+    return [*checks(entries), *(layer_checks(targets) if _whole(entries) else [])]
+
+
+def _whole(entries: list[Entry]) -> bool:
+    return {entry.build.kernel for entry in entries} == set(KERNELS)
 
 
 def as_json(entries: list[Entry]) -> str:
@@ -57,12 +60,14 @@ def as_json(entries: list[Entry]) -> str:
 
 
 def terminal(entries: list[Entry]) -> str:
+    """The builds of each kernel and the checks; the roofline of whole layers only if every kernel was audited."""
     lines = []
     for kernel in dict.fromkeys(entry.build.kernel for entry in entries):
         table = [_COLUMNS, *(_cells(entry) for entry in entries if entry.build.kernel == kernel)]
         lines += ["", kernel, *_aligned(table)]
     targets = tuple(dict.fromkeys(entry.build.target for entry in entries))
-    lines += ["", "roofline of layers in bf16 (a model, not a measurement)", *_aligned(_roofline(targets))]
+    if _whole(entries):
+        lines += ["", "roofline of layers in bf16 (a model, not a measurement)", *_aligned(_roofline(targets))]
     lines += ["", *_aligned([("", "what", "must be", "found"), *map(_verdict, everything(entries))])]
     return "\n".join(lines[1:])
 
@@ -137,6 +142,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
         str(f.loop_instructions or ""),
         str((entry.plain and entry.plain.loop_instructions) or ""),
         f"{cycles.total:.0f} {cycles.bound}" if cycles else "",
+        f"{cycles.tensor_peak:.0%}" if cycles and cycles.tensor_peak else "",
         f"{ratio:.2f}" if ratio else "",
     )
 

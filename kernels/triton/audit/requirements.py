@@ -41,6 +41,7 @@ def checks(entries: list[Entry]) -> list[Check]:
         ),
         ("programs resident on a processor", "≥ 1", _fits),
         ("matmul kernels, 16-bit dtypes: MMA instructions in the main loop", "present", _mma),
+        ("tf32 matmuls: operands rounded to nearest before the tensor cores truncate them", "present", _rounded),
         (
             "16-byte async copies for aligned rows (gfx942: 16-byte loads), and no 1- or 2-byte loads",
             "present",
@@ -137,6 +138,12 @@ def _is_16_bit_matmul(entry: Entry) -> bool:
 
 def _mma(entry: Entry) -> Finding | None:
     return Finding(entry.name, entry.facts.mma, entry.facts.mma > 0) if _is_16_bit_matmul(entry) else None
+
+
+def _rounded(entry: Entry) -> Finding | None:
+    if entry.build.kernel not in MATMUL_KERNELS or not entry.build.dtypes.rounded:
+        return None
+    return Finding(entry.name, entry.facts.tf32_conversions, entry.facts.tf32_conversions > 0)
 
 
 def _copies(entry: Entry) -> Finding | None:

@@ -28,6 +28,7 @@ def facts(compiled: Any) -> Facts:
         shared_bytes=compiled.metadata.shared,
         tensor_memory=getattr(compiled.metadata, "tmem_size", 0) or 0,
         loop=None if loop is None else dict(Counter(loop)),
+        tf32_conversions=compiled.asm["ptx"].count("cvt.rna.tf32.f32"),  # in SASS a compare and an add
     )
 
 

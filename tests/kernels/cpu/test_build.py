@@ -128,7 +128,7 @@ CHANGES: dict[str, Callable[[Workshop, pytest.MonkeyPatch], object]] = {
     "source's name": lambda shop, patch: setattr(shop, "source", shop.source.rename(shop.folder / "small.cpp")),
     "header": lambda shop, patch: (shop.folder / "include" / "row.h").write_text("int b;\n"),
     "new header": lambda shop, patch: (shop.folder / "include" / "new.h").write_text(""),
-    "flag": lambda shop, patch: patch.setattr(cpu_build, "_compile_flags", lambda: ["-O2"]),
+    "flag": lambda shop, patch: patch.setattr(cpu_build, "_compile_flags", lambda capability: ["-O2"]),
     "CPU": lambda shop, patch: patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT"),
     "torch's version": lambda shop, patch: patch.setattr(torch, "__version__", "2.99.0"),
     "torch's build": lambda shop, patch: patch.setattr(torch.version, "git_version", "0123abc"),

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import tensor_cores
 from tests.support.ptx.worker import compiling
+
+tensor_cores.install()
 
 
 @pytest.fixture(scope="session")

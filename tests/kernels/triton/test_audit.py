@@ -43,12 +43,14 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
             shipped("linear_input_gradient", "sm_90", "guarded", builds.FP16),
             shipped("gather", "sm_80", "norms first"),
             shipped("linear_forward", "gfx942", "norms first"),
+            shipped("linear_forward", "sm_80", "norms first", builds.TF32),
+            shipped("linear_forward", "gfx942", "norms first", builds.TF32),
         ])  # fmt: skip
 
 
 def test_requirements_hold(entries):
     found = requirements.checks(entries)
-    assert len(found) == 12  # all except the one on small tiles
+    assert len(found) == 13  # all except the one on small tiles
     assert [check for check in found if not check.ok] == []
 
 
@@ -63,14 +65,16 @@ def test_facts_of_compiled_kernels(entries):
         assert entry.plain is not None and entry.plain.mma == entry.facts.mma
         tile, cycles_ = entry.build.tile, entry.cycles
         assert tile is not None and cycles_ is not None
-        p = processors.PROCESSORS[entry.build.target]
-        assert cycles_.tensor == pytest.approx(tile.m * tile.n * tile.k / p.tensor)  # exactly one tile per iteration
+        rate = processors.PROCESSORS[entry.build.target].tensor // (2 if entry.build.dtypes.rounded else 1)
+        assert cycles_.tensor == pytest.approx(tile.m * tile.n * tile.k / rate)  # exactly one tile per iteration
+        # each element of both tiles is rounded once, by every warp that multiplies it
+        assert (entry.facts.tf32_conversions > 0) == entry.build.dtypes.rounded
 
 
 def test_json_has_the_documented_fields(entries):
     promised = (
         "kernel config dtype target registers spill_bytes shared_bytes mma async_copies shuffles_in_loop "
-        "loop_instructions plain_loop_instructions"
+        "loop_instructions plain_loop_instructions tf32_conversions tensor_peak"
     )
     assert set(promised.split()) <= entries[0].as_json().keys()
 
@@ -108,6 +112,7 @@ def fabricated(kernel: str, mode: str, loop: dict[str, int], target: str = "sm_8
             "MMA instructions in the main loop",
             lambda entry: replace(entry, facts=replace(entry.facts, loop={"LDGSTS.E.128": 1})),
         ),
+        ("operands rounded to nearest", lambda entry: replace(entry, build=replace(entry.build, dtypes=builds.TF32))),
         (
             "16-byte async copies",
             lambda entry: replace(entry, facts=replace(entry.facts, loop=PLAIN_LOOP | {"LDG.E.U16": 4})),
@@ -267,7 +272,7 @@ def test_cached_tensors_are_free_to_read():
 
 
 def test_every_launched_kernel_is_audited():
-    """Kernels are launched as launch(module.kernel, …)."""
+    """Kernels are launched as launch(module.kernel, grid, …)."""
     launched = set()
     for file in KERNELS.glob("run_*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -403,6 +408,16 @@ def test_the_worst_case_shows_spills_and_ignores_plain_kernels():
     assert "|`linear_forward`|sm_80|100|bf16 norms first|24|1.00|bf16 norms first|" in page
 
 
+def test_the_terminal_shows_the_kernels_that_were_requested():
+    """The roofline is of whole layers, not of one kernel."""
+    every = synthetic_entries()
+    assert "roofline" in report.terminal(every)
+    one = [entry for entry in every if entry.build.kernel == "finish_weight"]
+    text = report.terminal(one)
+    assert text.startswith("finish_weight\n") and "roofline" not in text and "Linear" not in text
+    assert "spilled bytes" in text
+
+
 def test_json_keeps_every_build():
     every = synthetic_entries()
     stored = json.loads(report.as_json(every))
@@ -434,3 +449,16 @@ def test_the_committed_page_has_the_layout_of_the_report():
 
     assert len(committed) < 200
     assert [line for line in layout(committed) if line] == [line for line in layout(written) if line]
+
+
+def test_tensor_peak_matches_a_hand_computation():
+    """Of a 128x128x64 tile two warp groups read 64 rows of A and all of B each; tcgen05 reads both tiles once."""
+    copies = {"LDGSTS.E.BYPASS.128": 8}  # of 8 warps: 32 kB in 256 cycles
+    hopper = cycles.loop_cycles(
+        {"HGMMA.64x128x16.F32.BF16": 4, **copies}, shipped("linear_forward", "sm_90", "norms first")
+    )
+    assert (hopper.tensor, hopper.load_store) == (512, 256 + 2 * (64 + 128) * 64 * 2 / 128)
+    assert hopper.tensor_peak == pytest.approx(512 / 640)
+    blackwell = cycles.loop_cycles({"UTCHMMA": 4, **copies}, shipped("linear_forward", "sm_100", "norms first"))
+    assert (blackwell.tensor, blackwell.load_store) == (256, 256 + (128 + 128) * 64 * 2 / 128)
+    assert cycles.loop_cycles({"FFMA": 64}, shipped("linear_forward", "sm_80", "norms first")).tensor_peak is None

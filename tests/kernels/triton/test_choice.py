@@ -10,7 +10,17 @@ from triton.runtime.errors import OutOfResources
 
 import wnfused
 from tests.support.triton_cases import DEVICE, DTYPE_IDS, DTYPES, gains, tensors
-from wnfused.kernels.triton import dtypes, measure, rules, run_conv, run_linear, run_linear_backward, support, tune
+from wnfused.kernels.triton import (
+    costs,
+    dtypes,
+    measure,
+    rules,
+    run_conv,
+    run_linear,
+    run_linear_backward,
+    support,
+    tune,
+)
 from wnfused.kernels.triton.rules import TARGETS, Plan, Problem, Target
 from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
 from wnfused.ops import backends
@@ -62,7 +72,7 @@ def test_a_forward_is_split_only_if_most_of_the_machine_would_be_idle(family: st
 def test_where_the_gain_enters_dx() -> None:
     """In the loop under the largest tile of sm_80 and of sm_90, before it elsewhere."""
     large, small = Problem("linear_dx", 4096, 4096, 4096, "bf16"), Problem("linear_dx", 128, 512, 512, "bf16")
-    modes = {f: rules.plan_by_rule(large, Target(f, n)).mode for f, n in TARGETS.items()}
+    modes = {f: rules.plan_by_rule(large, Target(f, n), vendor=False).mode for f, n in TARGETS.items()}
     assert [modes[f] for f in ("sm_80", "sm_90", "sm_100", "gfx942")] == ["in registers"] * 2 + ["scaled first"] * 2
     assert rules.plan_by_rule(large._replace(dtypes="fp16"), Target("sm_90", 132)).mode == "scaled first"
     assert rules.plan_by_rule(small, A100).mode == "scaled first"
@@ -78,6 +88,33 @@ def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
     assert rules.plan_by_rule(problem, A100).mode == "vendor"
     assert rules.plan_by_rule(problem._replace(channels_last=True), A100).mode == "norms first"
     assert rules.plan_by_rule(problem._replace(m=64, n=16, k=144), A100).mode == "norms first"
+    assert rules.plan_by_rule(problem, A100, vendor=False).mode == "norms first"
+
+
+def test_compute_bound_work_goes_to_the_vendor_where_the_model_says_so() -> None:
+    h100, b200 = (Target(name, TARGETS[name]) for name in ("sm_90", "sm_100"))
+
+    def modes(problem: Problem, target: Target) -> list[bool]:
+        return [rules.plan_by_rule(problem._replace(m=m), target).mode == "vendor" for m in (16, 128, 1024, 16384)]
+
+    linear = Problem("linear", 0, 4096, 4096, "bf16")
+    assert modes(linear, A100) == modes(linear, h100) == [False] * 4  # the loops reach what cuBLAS would
+    assert modes(linear, b200) == [False, False, True, True]
+    mixed = linear._replace(dtypes="bf16/fp32")  # past the break-even
+    assert modes(mixed, h100) == [False, False, True, True]
+    assert modes(linear._replace(aligned=False), h100)[-2:] == [True, True]
+    # channels-last images with a contiguous weight: no 16-byte loads
+    images = Problem("gather", 400_000, 256, 2304, "bf16", aligned=False)
+    assert rules.plan_by_rule(images, h100).mode == "vendor"
+    weights = Problem("weight_gradient", 256, 256, 400_000, "bf16", 9, aligned=False)
+    assert rules.plan_by_rule(weights, h100).mode == "vendor"
+
+
+def test_the_cost_models_fractions_are_fractions() -> None:
+    for kernel in ("linear", "linear_dx", "linear_dw", "gather", "scatter", "weight_gradient"):
+        for family in TARGETS:
+            for name in ("bf16", "fp16", "tf32", "bf16/fp32"):
+                assert 0 < costs.fraction(kernel, family, name, False) < costs.fraction(kernel, family, name, True) <= 1
 
 
 def test_contiguous_depthwise_convolutions_go_to_the_vendor() -> None:
@@ -265,7 +302,7 @@ def test_a_user_without_a_home_directory_has_no_stored_plans(monkeypatch: pytest
     assert tune.plan(PROBLEM, CPU) == rules.plan_by_rule(PROBLEM, A100)
 
 
-@pytest.mark.parametrize("field", ["triton", "device", "kernels"])
+@pytest.mark.parametrize("field", ["triton", "torch", "cuDNN", "device", "kernels"])
 def test_a_file_for_another_version_is_ignored_with_one_log_line(field: str, caplog: pytest.LogCaptureFixture) -> None:
     file = tune.save({PROBLEM: Plan("vendor", TILES["sm_80"]["16-bit"][0])}, CPU)
     assert tune.plan(PROBLEM, CPU).mode == "vendor"
@@ -327,3 +364,14 @@ def test_auto_does_not_select_the_interpreter() -> None:
 
 def test_unsupported_devices() -> None:
     assert support.why_not(torch.device("xpu")) == "triton kernels run on CUDA and ROCm devices, not on 'xpu'"
+
+
+def test_the_gradients_address_is_part_of_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dy that starts at an odd element is read element by element: it gets the tiles for that."""
+    x, v = torch.empty(256, 256, dtype=torch.bfloat16), torch.empty(256, 256, dtype=torch.bfloat16)
+    room = torch.zeros(256 * 256 + 16, dtype=torch.bfloat16)
+    seen = []
+    monkeypatch.setattr(run_linear_backward.tune, "plan", lambda problem, device: seen.append(problem))
+    for offset in (0, 1):
+        run_linear_backward.backward_plans(x, v, room[offset : offset + 256 * 256].view(256, 256))
+    assert [problem.aligned for problem in seen] == [True, True, False, False]

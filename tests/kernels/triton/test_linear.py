@@ -197,3 +197,26 @@ def test_empty_batch() -> None:
     dx, dv, dg, db = run_linear_backward.backward(y, x, v, g, norms, y, 0, True, ALL)
     assert dx is not None and dx.shape == x.shape
     assert not any(t.any() for t in (dv, dg, db) if t is not None)
+
+
+@pytest.mark.parametrize(("scale", "size"), [(2e6, 1e32), (1e-7, 1e-33), (1e30, 1e30), (1e-30, 1e-25)])
+@pytest.mark.parametrize("mode", ["norms first", "single pass"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_extreme_norms_with_extreme_inputs(mode: str, scale: float, size: float, dtype: torch.dtype) -> None:
+    """Tiles with such a row are summed again, with v scaled before it meets x: x·v is out of float32's range."""
+    x, v, g, b = make((20, 70, 80), 0, dtype, torch.float32)
+    v[::7] *= scale
+    check_forward([x * size, v, g, torch.zeros_like(b)], 0, False, Plan(mode, tiles(dtype)[-1]))
+
+
+@pytest.mark.parametrize(("scale", "size"), [(2e6, 1e32), (1e30, 1e30)])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_extreme_norms_with_large_gradients(scale: float, size: float, splits: int) -> None:
+    """⟨dW, v⟩ is out of float32's range, ⟨dW, v/n⟩ is not."""
+    x, v, g, _ = make((70, 20, 24), 0, torch.float32, torch.float32)
+    v *= scale
+    dy, norms = torch.randn(70, 24, device=DEVICE) * size, v.double().norm(dim=1, keepdim=True).float()
+    plan = Plan("norms first", tiles(torch.float32)[0], splits)
+    own = run_linear_backward.backward(dy, x, v, g, norms, None, 0, True, [False, True, True, False], (plan, plan))
+    wanted = formulas.linear_backward(*wide(dy, x, v, g), None, None, 0, 0.0, True, [False, True, True, False])
+    assert_all_close(own, wanted, torch.float32)

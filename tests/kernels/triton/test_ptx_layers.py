@@ -56,7 +56,7 @@ def test_a_wrong_result_fails(compiled: Compiled) -> None:
 
 
 def test_tf32_is_truncated(compiled: Compiled) -> None:
-    """Both operands lose their last 13 bits, up to 2^-10 of them, always towards zero: products come out too small."""
+    """Without a conversion both operands lose their last 13 bits, towards zero: products come out too small."""
     numbers = torch.Generator().manual_seed(0)
     a, b = (torch.rand(64, 64, generator=numbers) + 1 for _ in range(2))
     exact = a.double() @ b.double()

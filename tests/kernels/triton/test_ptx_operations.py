@@ -131,6 +131,22 @@ def test_packed_conversions(type: str) -> None:
     np.testing.assert_array_equal(both, one[0] << np.uint32(16) | one[1])
 
 
+def test_conversion_to_tf32() -> None:
+    """The upper 19 bits are the nearest number of 11 digits, ties away from zero; NaN and infinity stay."""
+    bits = np.concatenate(
+        [drawn("f32", 1)[:-6], np.array([0x3F801000, 0x3F800FFF, 0x7FFFFFFF, 0xFF800000, 0x7F7FFFFF, 1])]
+    )
+    bits = bits.astype(np.uint32)
+    found = (evaluated("cvt.rna.tf32.f32", [bits], 32) & np.uint32(0xFFFFE000)).view(np.float32)
+    for number, got in zip(bits.view(np.float32).tolist(), found.tolist(), strict=True):
+        if not math.isfinite(number):
+            assert got == number or (got != got and number != number)
+            continue
+        step = Fraction(2) ** (max(math.frexp(number)[1] - 1, -126) - 10)
+        away = math.floor(abs(Fraction(number)) / step + Fraction(1, 2)) * step
+        assert abs(got) == (math.inf if away >= 2**128 else away) and math.copysign(1, got) == math.copysign(1, number)
+
+
 @pytest.mark.parametrize("name", ORDERED)
 def test_packed_comparisons(name: str) -> None:
     a, b = (

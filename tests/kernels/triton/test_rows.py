@@ -8,6 +8,7 @@ import wnfused
 from tests.support.reference import assert_close
 from tests.support.triton_cases import DEVICE, gains, tensors, wide
 from wnfused.kernels.triton import run_multi, run_rows
+from wnfused.kernels.triton.launch import consumed_by
 from wnfused.ops import precomputed_norms
 from wnfused.ops import reference as formulas
 from wnfused.ops.backends import triton as triton_backend
@@ -144,3 +145,28 @@ def test_precompute_norms_requires_a_module() -> None:
         wnfused.precompute_norms([]),
     ):
         pass
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((37, 300), 0), ((6, 5, 40), 1), ((3, 70), None)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_norms_and_weight_are_one_launch_and_so_is_their_backward(
+    shape: tuple[int, ...], dim: int | None, dtype: torch.dtype
+) -> None:
+    (v,) = tensors((shape, dtype))
+    g = gains(v, dim)
+    launched = []
+    with consumed_by(lambda record: (launched.append(record.name), record.run())):
+        norms, w = run_rows.norms_and_weight(v, g, dim, 0.0, v.dtype)
+        dw = torch.randn_like(w)
+        kept = dw.clone()
+        dv, dg = run_rows.project(dw, v, g, norms, dim, True, True)
+    assert launched == ["partial_norms", "project"]
+    assert torch.equal(norms, run_rows.row_norms(v, g, dim, 0.0))
+    assert torch.equal(w, run_rows.normalized(v, g, norms, dim, v.dtype))
+    v_wide, g_wide = wide(v, g)
+    w_wide, _ = formulas.weight_norm(v_wide, g_wide, dim, 0.0)
+    assert_close(w.cpu(), w_wide)
+    wanted = formulas.weight_norm_backward(kept.double().cpu(), v_wide, g_wide, None, dim, 0.0, [True, True])
+    for own, exact in zip((dv, dg), wanted, strict=True):
+        assert own is not None and exact is not None
+        assert_close(own.cpu(), exact)

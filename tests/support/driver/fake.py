@@ -99,7 +99,6 @@ def launching_nothing() -> Iterator[FakeDriver]:
     """A context in which the ``triton`` backend takes CPU tensors and the driver launches nothing."""
     fake = FakeDriver()
     assert native.why_not(torch.device("cpu")) is None
-    table.load(native.library_path())
     table.use_driver(table.cuda_driver(str(build())))
     backend = registry._registry["triton"]
     registry.register(registry.Backend("triton", why_not=lambda device: None, operators=backend.operators))

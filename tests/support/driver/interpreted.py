@@ -104,7 +104,6 @@ def interpreted() -> Iterator[Interpreter]:
     """A context in which the ``triton`` backend's calls on CPU tensors go through the C++ launch path."""
     assert native.load() is None
     interpreter, bind = Interpreter(), recipe.bind
-    table.load(native.library_path())
     table.use_driver(interpreter.driver)
     with wnfused.backend("triton"):
         recipe.bind, recipe.record = interpreter.bind, _record_and_repeat

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from tests.support.reference import TOLERANCE, errors
+from tests.support.reference import TF32_TOLERANCE, TOLERANCE, errors
 from wnfused.kernels.triton import dtypes as dtype_names
 from wnfused.kernels.triton import (
     run_conv,
@@ -39,8 +39,6 @@ DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-# Largest and root-mean-square error allowed where tf32 truncates both operands: each loses up to 2^-10 of its value.
-TRUNCATED = (4e-3, 2e-3)
 Tensors = tuple[Tensor | None, ...]
 Numbers = tuple[int, ...]
 
@@ -219,7 +217,7 @@ def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]
         exact = name in ("norms", "db") and t.dtype == torch.float32
         allowed = TOLERANCE[torch.float32 if exact else wide]
         if layer.dtypes == "tf32" and not exact:
-            allowed = TRUNCATED
+            allowed = TF32_TOLERANCE
         if not (largest <= allowed[0] and rms <= (allowed[0] if t.numel() < 16 else allowed[1])):
             said.append(f"{name}: errors {largest:.2e}, {rms:.2e}, allowed {allowed}")
     return said

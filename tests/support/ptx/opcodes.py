@@ -32,7 +32,7 @@ CONVERT = [
     "cvt.s64.s32", "cvt.u16.u32", "cvt.u32.u16", "cvt.u32.u64",
     "cvt.u64.u16", "cvt.u64.u32",
 ]  # fmt: skip
-PACKED = ["cvt.rn.bf16x2.f32", "cvt.rn.f16x2.f32", *[f"setp.{name}.f16x2" for name in ORDERED]]
+PACKED = ["cvt.rn.bf16x2.f32", "cvt.rn.f16x2.f32", "cvt.rna.tf32.f32", *[f"setp.{name}.f16x2" for name in ORDERED]]
 TESTED = {*FLOAT, *INTEGER, *PREDICATE, *COMPARE, *SELECT, *CONVERT, *PACKED, "div.full.f32"}
 # Memory, control flow and warps, by the first part of their names: test_ptx_machine.py and test_ptx_warps.py.
 OTHERS = {"bar", "bra", "cp", "createpolicy", "ld", "ldmatrix", "mma", "redux", "ret", "shfl", "st"}

@@ -159,6 +159,12 @@ def _by_float32(name: str) -> Operation:
     return Operation(lambda *values: to_bfloat16(_FLOAT[name](*map(widened, values))), ("bf16",) * count)
 
 
+def _to_tf32(a: Lanes) -> Lanes:
+    """The nearest in the upper 19 bits, ties away from zero. What the lower 13 hold is not said: here, rubbish."""
+    bits = a.view(np.uint32)
+    return np.where(np.isnan(a), bits | np.uint32(0x1FFF), (bits + np.uint32(0x1000)) | np.uint32(0x1FFF))
+
+
 def _conversion(*parts: str) -> Operation:
     *rounding, target, source = parts
     if rounding == ["rn"] and source == "f32" and target in ("bf16x2", "f16x2"):
@@ -168,6 +174,8 @@ def _conversion(*parts: str) -> Operation:
             return half(high).view(np.uint16).astype(np.uint32) << np.uint32(16) | half(low).view(np.uint16)
 
         return Operation(both, ("f32", "f32"))
+    if (rounding, target, source) == (["rna"], "tf32", "f32"):
+        return Operation(_to_tf32, ("f32",))
     if (rounding, target, source) == (["rn"], "bf16", "f32"):
         return Operation(to_bfloat16, ("f32",))
     if (rounding, target, source) == ([], "f32", "bf16"):

@@ -38,7 +38,6 @@ def _connect() -> str | None:
         driver = table.cuda_driver()
     except (OSError, AttributeError) as error:
         return f"the NVIDIA driver library cannot be used: {error}"
-    table.load(native.library_path())
     table.use_driver(driver)
     registry.on_select(lambda name: _update())
     precomputed_norms.on_change(_update)

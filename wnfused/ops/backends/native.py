@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from wnfused.kernels.cpu import build as cpu_build
+from wnfused.kernels.cpu import prebuilt
 from wnfused.kernels.triton import table
 from wnfused.ops import schema
 from wnfused.ops.backends import registry
@@ -23,8 +24,9 @@ _state: dict[str, str | None] = {}  # "reason": None once loaded, else why not; 
 
 
 def library_path() -> Path:
-    """The path of the built library, which need not exist yet."""
-    return cpu_build.library_path(_NAME, _SOURCES)
+    """The path of the library: that of the wheel if it fits this torch and CPU, else that of the build."""
+    shipped = cpu_build.prebuilt_path(_NAME, _SOURCES)
+    return shipped if shipped.exists() else cpu_build.library_path(_NAME, _SOURCES)
 
 
 def is_built() -> bool:
@@ -38,7 +40,13 @@ def is_loaded() -> bool:
 
 def build() -> Path:
     """Build the library if needed. Raises ``BuildError`` with a one-line reason on failure."""
-    return cpu_build.build(_NAME, _SOURCES)
+    path = library_path()
+    return path if path.exists() else cpu_build.build(_NAME, _SOURCES)
+
+
+def add_to_wheel(pure: Path) -> Path:
+    """Write a wheel with the library, built for each vector extension, beside the ``pure`` one; returns its path."""
+    return prebuilt.add_to_wheel(pure, _NAME, _SOURCES)
 
 
 def why_not(device: torch.device) -> str | None:
@@ -58,12 +66,19 @@ def load() -> str | None:
 def _load() -> str | None:
     try:
         path = build()
-        torch.ops.load_library(path)
+        try:
+            torch.ops.load_library(path)
+        except OSError:
+            if path.parent != cpu_build.PREBUILT:
+                raise
+            path = cpu_build.build(_NAME, _SOURCES)  # for this machine, whose C library is older than the wheel's
+            torch.ops.load_library(path)
     except (cpu_build.BuildError, OSError) as error:
         return str(error).splitlines()[0]
     choose = ctypes.CDLL(str(path)).wnfused_choose_native
     choose.argtypes = [ctypes.c_bool]
     registry.on_select(lambda name: choose(name in ("auto", "native")))
+    table.load(path)
     return None
 
 

@@ -108,8 +108,8 @@ def _on_its_device(operator: Operator) -> Operator:
 
 @_on_its_device
 def weight_norm(v: Tensor, g: Tensor, dim: Dim, eps: float) -> tuple[Tensor, Tensor]:
-    norms = run_rows.row_norms(v, g, dim, eps)
-    return laid_out_like(run_rows.normalized(v, g, norms, dim, v.dtype), v), norms
+    norms, w = run_rows.norms_and_weight(v, g, dim, eps, v.dtype)
+    return laid_out_like(w, v), norms
 
 
 @_on_its_device

@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-ptx test-gpu lint format train results bench bench-train bench-gpu audit wheels clean
+.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-host bench-gpu audit wheels clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -58,6 +58,10 @@ test-triton: setup ## run the operators' own tests on the Triton kernels, in tri
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
 	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
+test-launch: setup ## the same through the C++ launch path, whose launches the interpreter executes (an hour)
+	@echo "==> running the operators' tests through the C++ launch path, in triton's interpreter"
+	WNFUSED_TEST_DRIVER=interpreter WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
+
 test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS drawn layers from SEED on (half an hour or more)
 	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"
 	WNFUSED_PTX_LAYERS=$(LAYERS) WNFUSED_PTX_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/kernels/triton -k ptx $(ARGS)
@@ -87,6 +91,11 @@ bench: setup ## measure the layers against plain torch.nn and torch's weight_nor
 bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm, batch norm, no normalization
 	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.training $(ARGS)
+
+bench-host: setup ## measure the host time of a layer's call, with a driver that launches nothing (no GPU needed)
+	@echo "==> measuring host time (do not use the machine meanwhile)"
+	@$(BIN)/wnfused build
+	$(BIN)/python -m wnfused.benchmarks.host $(ARGS)
 
 bench-gpu: setup ## measure the layers on a GPU
 	@echo "==> measuring on a GPU (do not use the machine meanwhile)"

@@ -24,7 +24,7 @@ def with_weight_norm(plain: nn.Module, peer: str) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # the hook API is deprecated, but most models still use it
         for layer in list(model.modules()):
-            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
+            if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.ConvTranspose1d):
                 normalize(layer)
     return model
 

@@ -11,6 +11,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when the kernels are impo
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager
 
 import hypothesis
 import pytest
@@ -91,14 +92,23 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         raise
 
 
+def _choosing(name: str) -> AbstractContextManager[object]:
+    """The choice of a backend; with WNFUSED_TEST_DRIVER=interpreter, triton's calls go through the C++ launch path."""
+    if name == "triton" and os.environ.get("WNFUSED_TEST_DRIVER") == "interpreter":
+        from tests.support.driver.interpreted import interpreted
+
+        return interpreted()
+    return wnfused.backend(name)
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    with wnfused.backend(request.param):
+    with _choosing(request.param):
         yield request.param
 
 
 @pytest.fixture
 def one_backend() -> Iterator[None]:
     """One backend is enough for tests of tracing, because the traced graph does not depend on it."""
-    with wnfused.backend(os.environ.get("WNFUSED_BACKEND") or "native"):
+    with _choosing(os.environ.get("WNFUSED_BACKEND") or "native"):
         yield

@@ -11,6 +11,7 @@ from wnfused.nn import (
     WNLinear,
     frozen,
     precompute_norms,
+    warm_up,
 )
 from wnfused.ops.backends import BackendUnavailable, backend
 from wnfused.surgery import ConvertReport, apply, convert, fold, state_dict, to_torch
@@ -40,4 +41,5 @@ __all__ = [
     "state_dict",
     "surgery",
     "to_torch",
+    "warm_up",
 ]

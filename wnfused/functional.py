@@ -7,12 +7,14 @@ fused).
 A row of zeros (with ``eps=0``) gives a zero weight and zero gradients, never NaN.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from wnfused import checks, ops
-from wnfused.geometry import ConvOptions, Size
+from wnfused.geometry import ConvOptions, KnownOptions, Size
 
 __all__ = [
     "weight_norm",
@@ -33,6 +35,24 @@ def _under_autocast(x: Tensor) -> Tensor:
         if torch.is_autocast_enabled(kind):
             return x.to(torch.get_autocast_dtype(kind))
     return x
+
+
+def _is_usual(x: Any, v: Any, g: Any, bias: Any, dim: Any, eps: Any, activation: Any) -> bool:
+    """Whether the operator's own checks are enough. It has no dtype rule of its own and takes any number as ``eps``.
+
+    They are nearly free, because a call of known shapes is not checked again; those in Python cost as much as a launch.
+    """
+    return (
+        type(x) is Tensor
+        and not torch.compiler.is_compiling()
+        and (activation is None or activation == "relu")
+        and type(eps) is float
+        and (dim is None or type(dim) is int)
+        and isinstance(v, Tensor)
+        and isinstance(g, Tensor)
+        and x.dtype == v.dtype == g.dtype
+        and (bias is None or (isinstance(bias, Tensor) and bias.dtype == v.dtype))
+    )
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0, eps: float = 0.0) -> Tensor:
@@ -59,6 +79,11 @@ def wn_linear(
 
     ``x`` is ``[..., in]``, ``v`` is ``[out, in]``, ``g`` is ``[out, 1]`` (for ``dim=0``), ``bias`` is ``[out]``.
     """
+    if _is_usual(x, v, g, bias, dim, eps, activation):
+        try:
+            return ops.linear(_under_autocast(x), v, g, bias, dim, eps, activation == "relu")[0]
+        except (TypeError, ValueError):
+            pass  # the checks below name this function's arguments
     checks.tensors("wn_linear", x, v, g, bias)
     if v.ndim != 2:
         raise checks.ArgumentValueError(f"wn_linear: v: expected 2 dimensions [out, in], got shape {checks.shape(v)}")
@@ -70,6 +95,16 @@ def wn_linear(
     checks.gain_and_bias("wn_linear", v.shape, g.shape, None if bias is None else bias.shape, v.shape[0], dim, eps)
     checks.activation("wn_linear", activation)
     return ops.linear(_under_autocast(x), v, g, bias, dim, eps, activation == "relu")[0]
+
+
+def convolve(x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, known: KnownOptions) -> Tensor | None:
+    """The convolution of options that were checked before; None where this call has to be checked in full."""
+    if not _is_usual(x, v, g, bias, known.dim, known.eps, None) or x.ndim != v.ndim:
+        return None
+    try:
+        return ops.convolution(_under_autocast(x), v, g, bias, *known)[0]
+    except (TypeError, ValueError):
+        return None
 
 
 def _convolution(x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, options: ConvOptions) -> Tensor:

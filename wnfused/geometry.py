@@ -1,5 +1,6 @@
 """A convolution's non-tensor arguments, checked against the tensors' shapes; results are cached."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -61,6 +62,38 @@ class ConvOptions(NamedTuple):
                 _known.clear()
             _known[key] = geometry
         return geometry
+
+
+class KnownOptions(NamedTuple):
+    """The operator's arguments after the tensors, which are the same for every input."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+    dim: int | None
+    eps: float
+    relu: bool
+
+
+@functools.lru_cache(maxsize=4096)
+def known_options(
+    n: int, transposed: bool, stride: Size, padding: Size | str, dilation: Size, output_padding: Size, groups: int,
+    padding_mode: str, dim: int | None, eps: float, activation: str | None,
+) -> KnownOptions | None:  # fmt: skip
+    """For the layers, whose options rarely change; None where the arguments depend on the input or are invalid."""
+    if isinstance(padding, str) or padding_mode != "zeros" or activation not in checks.ACTIVATIONS:
+        return None
+    try:
+        strides = checks.sizes("", "stride", stride, n, least=1)
+        pads = checks.sizes("", "padding", padding, n, least=0)
+        dilations = checks.sizes("", "dilation", dilation, n, least=1)
+        extra = checks.sizes("", "output_padding", output_padding, n, least=0)
+    except ValueError:
+        return None
+    return KnownOptions(strides, pads, dilations, transposed, extra, groups, dim, eps, activation == "relu")
 
 
 _FUNCTIONS = (

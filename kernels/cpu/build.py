@@ -25,7 +25,6 @@ from wnfused.files import locked
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 PREBUILT = Path(__file__).parent / "prebuilt"  # only in a wheel
-_INCLUDES = (Path(__file__).parent,)
 _VECTOR_FLAGS = {
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
@@ -55,6 +54,11 @@ def _compile_flags(capability: str | None = None) -> list[str]:
     return flags
 
 
+def _folders(sources: Sequence[Path]) -> list[Path]:
+    """Where the sources and their headers are."""
+    return [Path(__file__).parent, *sorted({source.parent for source in sources} - {Path(__file__).parent})]
+
+
 def library_path(name: str, sources: Sequence[Path], capability: str | None = None) -> Path:
     """The path of the library for these sources, this torch and this CPU, which need not exist yet.
 
@@ -71,7 +75,7 @@ def prebuilt_path(name: str, sources: Sequence[Path], capability: str | None = N
 
 def _fingerprint(sources: Sequence[Path], capability: str | None, cxx: str) -> str:
     digest = hashlib.sha256()
-    headers = [h for folder in _INCLUDES for h in sorted(folder.glob("*.h"))]
+    headers = [h for folder in _folders(sources) for h in sorted(folder.glob("*.h"))]
     for file in (*sources, *headers):
         digest.update(file.name.encode() + file.read_bytes())
     for fact in (torch.__version__, torch.version.git_version, *_compile_flags(capability), cxx):
@@ -122,7 +126,7 @@ def _compile(cxx: str, sources: Sequence[Path], target: Path, flags: list[str]) 
         shutil.rmtree(leftover, ignore_errors=True)
     command = shlex.split(cxx)
     root = Path(torch.__file__).parent
-    includes = [*_INCLUDES, root / "include", root / "include/torch/csrc/api/include"]
+    includes = [*_folders(sources), root / "include", root / "include/torch/csrc/api/include"]
     flags = [*flags, *(f"-I{folder}" for folder in includes)]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = [Path(folder) / f"{source.stem}.o" for source in sources]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from wnfused.kernels.triton.tiles import MOST_REGISTERS
 
@@ -37,7 +38,18 @@ class Launch(NamedTuple):
 
     def run(self) -> Any:
         """Launch on the current stream. Returns triton's compiled kernel; None in the interpreter."""
-        return self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
+        try:
+            return self.kernel[self.grid](*self.arguments, **self.constants, **self.options)
+        except OutOfResources as error:
+            raise DoesNotFit(self) from error
+
+
+class DoesNotFit(Exception):
+    """This device has too little shared memory or too few registers for the launch's tile."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(f"{launch.name} does not fit this device")
+        self.launch = launch
 
 
 Consumer = Callable[[Launch], Any]
@@ -53,6 +65,11 @@ def consumed_by(consumer: Consumer) -> Iterator[None]:
         yield
     finally:
         _state.consumer = previous
+
+
+def has_consumer() -> bool:
+    """Whether this thread's launches go to another consumer, which repeated calls would bypass."""
+    return getattr(_state, "consumer", None) is not None
 
 
 def launch_options(warps: int = 4, stages: int = 3) -> dict[str, int]:

@@ -17,7 +17,7 @@ import torch
 from triton.errors import TritonError
 
 from wnfused.files import write_atomically
-from wnfused.kernels.triton import rules, support
+from wnfused.kernels.triton import fitting, replay, rules, support, table
 from wnfused.kernels.triton.rules import Plan, Problem
 from wnfused.kernels.triton.tiles import Tile, shipped_tiles, single_pass_pays, tiles_for
 
@@ -25,7 +25,8 @@ log = logging.getLogger("wnfused")
 
 
 def plan(problem: Problem, device: torch.device) -> Plan:
-    return _plan(rules.bucketed(problem), device)
+    key = rules.bucketed(problem), device
+    return fitting.noted(key, fitting.smaller.get(key) or _plan(*key))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -119,6 +120,8 @@ def forget() -> None:
     """Read the file again when a plan is next requested."""
     _winners.cache_clear()
     _plan.cache_clear()
+    table.forget()
+    replay.forget()
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------

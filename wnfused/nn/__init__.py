@@ -12,6 +12,7 @@ from wnfused.nn.layers import (
     WNLinear,
 )
 from wnfused.nn.precompute import precompute_norms
+from wnfused.nn.warming import warm_up
 
 __all__ = [
     "WNConv1d",
@@ -24,4 +25,5 @@ __all__ = [
     "WeightNormalized",
     "frozen",
     "precompute_norms",
+    "warm_up",
 ]

@@ -81,7 +81,12 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
         if frozen is not None and (plain := frozen.weight_and_bias(self)) is not None:
             y = self._plain(input, *plain, *more)
             return y if self.activation is None else y.relu_()
-        return self._fused(input, self.weight_v, self.weight_g, self.bias, *more)
+        parameters: dict[str, Any] = self._parameters  # nn.Module.__getattr__ takes 10 times as long
+        try:
+            v, g, bias = parameters["weight_v"], parameters["weight_g"], parameters["bias"]
+        except KeyError:  # pruned or parametrized
+            v, g, bias = self.weight_v, self.weight_g, self.bias
+        return self._fused(input, v, g, bias, *more)
 
     def _plain(self, input: Tensor, weight: Tensor, bias: Tensor | None, *more: Any) -> Tensor:
         """What the twin computes with this weight."""

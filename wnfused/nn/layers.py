@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from wnfused import checks
 from wnfused.functional import (
+    convolve,
     wn_conv1d,
     wn_conv2d,
     wn_conv3d,
@@ -24,6 +25,7 @@ from wnfused.functional import (
     wn_conv_transpose3d,
     wn_linear,
 )
+from wnfused.geometry import known_options
 from wnfused.nn.base import WeightNormalized
 
 __all__ = [
@@ -93,6 +95,21 @@ class _Convolution(WeightNormalized, _ConvNd):
         _check_count(type(self).__name__, "groups", groups, least=1)
         checks.layer_dtype(type(self).__name__, dtype)
 
+    def _directly(
+        self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, transposed: bool, extra: Any
+    ) -> Tensor | None:
+        """The operator without this call's checks, if the layer's options are known to be valid; else None."""
+        if type(input) is not Tensor or torch.compiler.is_compiling():  # a proxy of torch.fx, or a subclass
+            return None
+        try:
+            known = known_options(
+                self.spatial, transposed, self.stride, self.padding, self.dilation, extra, self.groups,
+                self.padding_mode, self.dim, self.eps, self.activation,
+            )  # fmt: skip
+        except TypeError:  # a list
+            return None
+        return None if known is None else convolve(input, v, g, bias, known)
+
     def _sizes(self, name: str, value: Size, least: int) -> tuple[int, ...]:
         return tuple(checks.sizes(type(self).__name__, name, value, self.spatial, least))
 
@@ -155,7 +172,8 @@ class WNConv1d(_Conv, nn.Conv1d):
     twin, spatial = nn.Conv1d, 1
 
     def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
-        return wn_conv1d(input, v, g, bias, **self._options())
+        y = self._directly(input, v, g, bias, False, 0)
+        return wn_conv1d(input, v, g, bias, **self._options()) if y is None else y
 
 
 class WNConv2d(_Conv, nn.Conv2d):
@@ -164,7 +182,8 @@ class WNConv2d(_Conv, nn.Conv2d):
     twin, spatial = nn.Conv2d, 2
 
     def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
-        return wn_conv2d(input, v, g, bias, **self._options())
+        y = self._directly(input, v, g, bias, False, 0)
+        return wn_conv2d(input, v, g, bias, **self._options()) if y is None else y
 
 
 class WNConv3d(_Conv, nn.Conv3d):
@@ -173,7 +192,8 @@ class WNConv3d(_Conv, nn.Conv3d):
     twin, spatial = nn.Conv3d, 3
 
     def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None) -> Tensor:
-        return wn_conv3d(input, v, g, bias, **self._options())
+        y = self._directly(input, v, g, bias, False, 0)
+        return wn_conv3d(input, v, g, bias, **self._options()) if y is None else y
 
 
 class _ConvTranspose(_Convolution, _ConvTransposeNd):
@@ -247,7 +267,8 @@ class WNConvTranspose1d(_ConvTranspose, nn.ConvTranspose1d):
         return F.conv_transpose1d(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
 
     def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
-        return wn_conv_transpose1d(input, v, g, bias, **self._options(extra))
+        y = self._directly(input, v, g, bias, True, extra)
+        return wn_conv_transpose1d(input, v, g, bias, **self._options(extra)) if y is None else y
 
 
 class WNConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
@@ -259,7 +280,8 @@ class WNConvTranspose2d(_ConvTranspose, nn.ConvTranspose2d):
         return F.conv_transpose2d(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
 
     def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
-        return wn_conv_transpose2d(input, v, g, bias, **self._options(extra))
+        y = self._directly(input, v, g, bias, True, extra)
+        return wn_conv_transpose2d(input, v, g, bias, **self._options(extra)) if y is None else y
 
 
 class WNConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
@@ -271,4 +293,5 @@ class WNConvTranspose3d(_ConvTranspose, nn.ConvTranspose3d):
         return F.conv_transpose3d(input, weight, bias, self.stride, self.padding, extra, self.groups, self.dilation)
 
     def _fused(self, input: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, extra: Sequence[int]) -> Tensor:
-        return wn_conv_transpose3d(input, v, g, bias, **self._options(extra))
+        y = self._directly(input, v, g, bias, True, extra)
+        return wn_conv_transpose3d(input, v, g, bias, **self._options(extra)) if y is None else y

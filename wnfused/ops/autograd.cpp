@@ -1,8 +1,8 @@
-// The operators' CPU and AutogradCPU kernels, registered from C++ so that a call costs as little as one of torch's own.
+// The operators' CPU kernels and their autograd for CPU and CUDA tensors, registered from C++ so that a call costs as little
+// as one of torch's own.
 // schema.py defines the operators. autograd.py does the same in Python, for other devices and without the native library. The
 // nodes are written like torch's generated ones, so that hooks on saved tensors, checkpointing, torch.compile and torch.func
 // work as usual.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -13,6 +13,8 @@
 
 #include "arguments.h"
 #include "kernels.h"
+#include "launched.h"
+#include "operators.h"
 
 namespace wnfused {
 namespace {
@@ -21,49 +23,10 @@ using torch::autograd::edge_list;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
-using Forward = std::tuple<Tensor, Tensor>;
 
 std::atomic<bool> native_chosen{true};
 
-template <typename Signature>
-auto find(const char* name, const char* overload) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
-}
-
-using WeightNorm = Forward(const Tensor&, const Tensor&, Dim, double);
-using WeightNormBackward =
-    std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Dim, double, std::array<bool, 2>);
-using Linear = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Dim, double, bool);
-using LinearBackward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                 const MaybeTensor&, Dim, double, bool, std::array<bool, 4>);
-using Ints = at::IntArrayRef;
-using Convolution = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Ints, Ints, Ints, bool, Ints,
-                            int64_t, Dim, double, bool);
-using ConvolutionBackward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                      const MaybeTensor&, Ints, Ints, Ints, bool, Ints, int64_t, Dim, double,
-                                      std::array<bool, 4>);
-
-// Each operator's two overloads, looked up once: op() is the default one, python() the one that always runs Python.
-#define WNFUSED_OPERATOR(Name, name)                                       \
-  struct Name##Op {                                                        \
-    static const auto& op() {                                              \
-      static const auto handle = find<Name>("wnfused::" name, "");         \
-      return handle;                                                       \
-    }                                                                      \
-    static const auto& python() {                                          \
-      static const auto handle = find<Name>("wnfused::" name, "python");   \
-      return handle;                                                       \
-    }                                                                      \
-  };
-WNFUSED_OPERATOR(WeightNorm, "weight_norm")
-WNFUSED_OPERATOR(WeightNormBackward, "weight_norm_backward")
-WNFUSED_OPERATOR(Linear, "linear")
-WNFUSED_OPERATOR(LinearBackward, "linear_backward")
-WNFUSED_OPERATOR(Convolution, "convolution")
-WNFUSED_OPERATOR(ConvolutionBackward, "convolution_backward")
-#undef WNFUSED_OPERATOR
-
-// --- CPU kernels: the native ones, or the ones selected in Python if another backend is chosen ------------------------
+// --- CPU kernels: the native ones, or, if another backend is chosen, what CUDA tensors get ----------------------------
 
 Forward cpu_weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
   if (!native_chosen) return WeightNormOp::python().call(v, g, dim, eps);
@@ -80,14 +43,14 @@ std::tuple<Tensor, Tensor> cpu_weight_norm_backward(const Tensor& dw, const Tens
 
 Forward cpu_linear(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Dim dim, double eps,
                    bool relu) {
-  if (!native_chosen) return LinearOp::python().call(x, v, g, bias, dim, eps, relu);
+  if (!native_chosen) return launched_linear(x, v, g, bias, dim, eps, relu);
   check_linear(x, v, g, bias, dim, eps);
   return linear(x, v, g, bias, dim, eps, relu);
 }
 
 Gradients cpu_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms,
                               const MaybeTensor& y, Dim dim, double eps, bool biased, std::array<bool, 4> mask) {
-  if (!native_chosen) return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, biased, mask);
+  if (!native_chosen) return launched_linear_backward(dy, x, v, g, norms, y, dim, eps, biased, mask);
   check_linear_backward(dy, x, v, g, norms, y, dim, eps);
   return linear_backward(dy, x, v, g, norms.contiguous(), y, dim, mask);
 }
@@ -96,8 +59,7 @@ Forward cpu_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const
                         Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups, Dim dim,
                         double eps, bool relu) {
   if (!native_chosen) {
-    return ConvolutionOp::python().call(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim,
-                                        eps, relu);
+    return launched_convolution(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim, eps, relu);
   }
   const Geometry geometry{stride, padding, dilation, transposed, output_padding, groups};
   check_convolution(x, v, g, bias, geometry, dim, eps);
@@ -109,8 +71,8 @@ Gradients cpu_convolution_backward(const Tensor& dy, const Tensor& x, const Tens
                                    bool transposed, Ints output_padding, int64_t groups, Dim dim, double eps,
                                    std::array<bool, 4> mask) {
   if (!native_chosen) {
-    return ConvolutionBackwardOp::python().call(dy, x, v, g, norms, y, stride, padding, dilation, transposed,
-                                                output_padding, groups, dim, eps, mask);
+    return launched_convolution_backward(dy, x, v, g, norms, y, stride, padding, dilation, transposed, output_padding, groups,
+                                         dim, eps, mask);
   }
   const Geometry geometry{stride, padding, dilation, transposed, output_padding, groups};
   check_convolution_backward(dy, x, v, g, norms, y, geometry, dim, eps);
@@ -295,6 +257,11 @@ TORCH_LIBRARY_IMPL(wnfused, CPU, m) {
 
 TORCH_LIBRARY_IMPL(wnfused, AutogradCPU, m) {
   m.impl("weight_norm", autograd_weight_norm);
+  m.impl("linear", autograd_linear);
+  m.impl("convolution", autograd_convolution);
+}
+
+TORCH_LIBRARY_IMPL(wnfused, AutogradCUDA, m) {
   m.impl("linear", autograd_linear);
   m.impl("convolution", autograd_convolution);
 }

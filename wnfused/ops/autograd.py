@@ -57,7 +57,12 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         mask = list(ctx.needs_input_grad[3 : 3 + ctx.count])
         op = getattr(torch.ops.wnfused, f"{ctx.operator}_backward").default
-        gradients = op(dy, *ctx.saved_tensors, *ctx.options, mask)
+        saved = ctx.saved_tensors  # a checkpoint recomputes them here, with autograd
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+            gradients = op(dy, *saved, *ctx.options, mask)
+        else:  # an ordinary backward needs no autograd of its own
+            with torch._C._AutoDispatchBelowADInplaceOrView():
+                gradients = op(dy, *saved, *ctx.options, mask)
         return (None, None, None, *gradients, *([None] * ctx.unused))
 
 
@@ -102,6 +107,11 @@ def _chosen_backend(name: str) -> Callable[..., Any]:
     check = CHECKS[name]
 
     def kernel(*args: Any) -> Any:
+        if isinstance(args[0], Tensor):
+            operators = backends.resolve(args[0].device).operators()
+            repeat = getattr(operators, "repeat", None)
+            if repeat is not None and (outputs := repeat(name, args)) is not None:
+                return outputs
         check(*args)
         return getattr(backends.resolve(args[0].device).operators(), name)(*args)
 

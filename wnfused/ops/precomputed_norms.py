@@ -1,6 +1,6 @@
 """Row norms computed ahead of the layers, valid inside a ``precompute_norms`` block while the weight is unchanged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,6 +17,21 @@ class _Known(NamedTuple):
 
 
 _known: dict[int, _Known] = {}  # by the weight's address
+_listeners: list[Callable[[], None]] = []
+
+
+def any_known() -> bool:
+    return bool(_known)
+
+
+def on_change(listener: Callable[[], None]) -> None:
+    """Call ``listener`` whenever norms become known or are forgotten: a recorded call computes its own."""
+    _listeners.append(listener)
+
+
+def _tell() -> None:
+    for listener in _listeners:
+        listener()
 
 
 def _version(v: Tensor) -> int:
@@ -43,9 +58,11 @@ def holding(norms: list[tuple[Tensor, Tensor, int | None, float]]) -> Iterator[N
     """A context in which ``find`` returns these norms, given as (v, norms, dim, eps)."""
     mine = {v.data_ptr(): _Known(own, _version(v), v.shape, dim, eps) for v, own, dim, eps in norms}
     _known.update(mine)
+    _tell()
     try:
         yield
     finally:
         for address, known in mine.items():
             if _known.get(address) is known:  # another block, perhaps in another thread, may have replaced it
                 del _known[address]
+        _tell()

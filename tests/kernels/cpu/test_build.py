@@ -142,7 +142,7 @@ def test_path_changes_with(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, 
     include = workshop.folder / "include"
     include.mkdir()
     (include / "row.h").write_text("int a;\n")
-    monkeypatch.setattr(cpu_build, "_INCLUDES", (include,))
+    monkeypatch.setattr(cpu_build, "_folders", lambda sources: [include])
     before = workshop.target()
     assert workshop.target() == before
     CHANGES[change](workshop, monkeypatch)

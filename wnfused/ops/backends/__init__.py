@@ -1,5 +1,6 @@
 """The implementations of the operators, one file each, and the registry that chooses between them."""
 
+import functools
 from importlib import import_module
 
 from wnfused.kernels.triton import support
@@ -22,7 +23,7 @@ register(
     Backend(
         "triton",
         why_not=support.why_not,
-        operators=lambda: import_module("wnfused.ops.backends.triton"),  # imports triton, which may be missing
+        operators=functools.cache(lambda: import_module("wnfused.ops.backends.triton")),  # triton may be missing
         volunteers=lambda device: device.type == "cuda",  # on a CPU only the interpreter runs, on explicit request
     )
 )

@@ -1,5 +1,7 @@
 """The ``native`` backend: C++ kernels for CPU tensors, built at first use and loaded into torch's dispatcher.
 
+The library also holds the launch path for GPU tensors (``launched.cpp``), which ``launching.py`` connects.
+
 Loading registers the operators' CPU and AutogradCPU kernels, so later calls do not pass through Python at all. This
 module decides whether the library can be loaded, and informs it of the selected backend.
 """
@@ -12,11 +14,12 @@ import torch
 
 from wnfused.kernels.cpu import build as cpu_build
 from wnfused.kernels.cpu import prebuilt
+from wnfused.kernels.triton import table
 from wnfused.ops import schema
 from wnfused.ops.backends import registry
 
 _NAME = "wnfused_native"
-_SOURCES = (*cpu_build.SOURCES, Path(__file__).parents[1] / "autograd.cpp")
+_SOURCES = (*cpu_build.SOURCES, *sorted(Path(__file__).parents[1].glob("*.cpp")), table.SOURCE)
 _state: dict[str, str | None] = {}  # "reason": None once loaded, else why not; absent before the first attempt
 
 
@@ -50,6 +53,11 @@ def why_not(device: torch.device) -> str | None:
     """None if the native kernels can run on this device, else the reason. Builds and loads them if needed."""
     if device.type != "cpu":
         return "it runs on CPU tensors only"
+    return load()
+
+
+def load() -> str | None:
+    """Build and load the library, once: None, or the reason it cannot be used. GPU tensors use its launch path."""
     if "reason" not in _state:
         _state["reason"] = _load()
     return _state["reason"]
@@ -70,6 +78,7 @@ def _load() -> str | None:
     choose = ctypes.CDLL(str(path)).wnfused_choose_native
     choose.argtypes = [ctypes.c_bool]
     registry.on_select(lambda name: choose(name in ("auto", "native")))
+    table.load(path)
     return None
 
 

@@ -1,6 +1,7 @@
 """The ``triton`` backend: maps the operators to the launches of ``wnfused.kernels.triton``."""
 
 import functools
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -8,8 +9,21 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from wnfused.kernels.triton import run_conv, run_linear, run_linear_backward, run_multi, run_rows
+from wnfused.kernels.triton import (
+    fitting,
+    launch,
+    recipe,
+    replay,
+    run_conv,
+    run_linear,
+    run_linear_backward,
+    run_multi,
+    run_rows,
+    support,
+    table,
+)
 from wnfused.ops import precomputed_norms
+from wnfused.ops.backends import launching
 from wnfused.ops.backends.torch import laid_out_like
 from wnfused.ops.reference import Gradients
 
@@ -18,22 +32,78 @@ Operator = TypeVar("Operator", bound=Callable[..., Any])
 
 
 _interpreter = threading.RLock()  # triton's interpreter has global state
+log = logging.getLogger("wnfused")
+
+
+INPUTS = {"linear": 4, "linear_backward": 6, "convolution": 4, "convolution_backward": 6}  # tensors or None
+
+
+def _is_capturing(t: Tensor) -> bool:
+    return t.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _may_repeat() -> bool:
+    """Recorded calls compute their own norms and launch at once."""
+    return not precomputed_norms.any_known() and not launch.has_consumer()
+
+
+def repeat(name: str, args: tuple[Any, ...]) -> Any:
+    """The outputs of a call that Python recorded before, whose arguments need no check; None for any other call."""
+    inputs = INPUTS.get(name)
+    if inputs is None or not replay.any_known() or table.recording() or not _may_repeat():
+        return None
+    first = args[0]
+    key = replay.key_of(name, inputs, args)
+    if first.is_cuda and first.device.index != torch.cuda.current_device():
+        with torch.cuda.device(first.device):
+            return replay.repeat(key, args[:inputs])
+    return replay.repeat(key, args[:inputs])
+
+
+def _recorded(operator: Operator) -> Operator:
+    """Record a call that is not known yet, so that it need not be checked, planned and bound again."""
+    name = operator.__name__
+    inputs = INPUTS[name]
+
+    @functools.wraps(operator)
+    def run(*args: Any) -> Any:
+        for_table = table.recording()
+        if not _may_repeat() or (support.interpreted() and not for_table):
+            return operator(*args)
+        key = () if for_table else replay.key_of(name, inputs, args)
+        if not for_table and replay.is_known(key):
+            return operator(*args)
+        if _is_capturing(args[0]):
+            raise RuntimeError(
+                f"{name}: first call with these shapes during CUDA graph capture; call "
+                "wnfused.warm_up(model, example) before the capture"
+            )
+        if not for_table:
+            return replay.record(key, operator, inputs, args)
+        outputs, recorded, reason = recipe.record(operator, inputs, args)
+        table.install(recorded)
+        if recorded is None:
+            log.debug("%s runs in Python: %s", name, reason)
+        return outputs
+
+    return run  # type: ignore[return-value]
 
 
 def _on_its_device(operator: Operator) -> Operator:
     """Make the tensors' device current: Triton launches on the current device."""
 
     @functools.wraps(operator)
-    def launch(first: Tensor, *rest: Any) -> Any:
+    def run(first: Tensor, *rest: Any) -> Any:
         if not first.is_cuda:
             with _interpreter:
                 return operator(first, *rest)
+        launching.connect()
         if first.device.index == torch.cuda.current_device():
             return operator(first, *rest)
         with torch.cuda.device(first.device):
             return operator(first, *rest)
 
-    return launch  # type: ignore[return-value]
+    return run  # type: ignore[return-value]
 
 
 @_on_its_device
@@ -53,6 +123,8 @@ def weight_norm_backward(
 
 
 @_on_its_device
+@fitting.retried
+@_recorded
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
@@ -60,6 +132,8 @@ def linear(
 
 
 @_on_its_device
+@fitting.retried
+@_recorded
 def linear_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, dim: Dim, eps: float, biased: bool,
     mask: list[bool],
@@ -69,6 +143,8 @@ def linear_backward(
 
 
 @_on_its_device
+@fitting.retried
+@_recorded
 def convolution(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int],
     transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float, relu: bool,
@@ -78,6 +154,8 @@ def convolution(
 
 
 @_on_its_device
+@fitting.retried
+@_recorded
 def convolution_backward(
     dy: Tensor, x: Tensor, v: Tensor, g: Tensor, norms: Tensor, y: Tensor | None, stride: list[int], padding: list[int],
     dilation: list[int], transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float,

@@ -93,6 +93,7 @@ def test_a_prebuilt_library_that_cannot_be_loaded_is_built_again(
     monkeypatch.setattr(torch.ops, "load_library", load)
     monkeypatch.setattr(native.ctypes, "CDLL", lambda path: type("Library", (), {"wnfused_choose_native": _Chooser()}))
     monkeypatch.setattr(native.registry, "on_select", lambda choose: None)
+    monkeypatch.setattr(native.table, "load", lambda path: None)
     assert native._load() is None and loaded == [built]
 
 

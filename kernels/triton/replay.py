@@ -27,7 +27,7 @@ class Replay:
     def __init__(self, recorded: Recorded) -> None:
         from triton.runtime import driver
 
-        places, self.stream = Places(recorded), driver.active.get_current_stream
+        places = Places(recorded)
         self.device = next(t for t in recorded.inputs if t is not None).device
         self.made: list[tuple[Any, Any, torch.dtype]] = []
         self.outputs: list[tuple[int, Any, Any] | None] = []
@@ -61,6 +61,7 @@ class Replay:
             after = (compiled.function, compiled.packed_metadata, None, None, None)
             self.launches.append(_Launch(compiled.run, (*record.grid, 1, 1)[:3], after, values, slots))
         self.scratch = places.scratch.size
+        self.stream = driver.active.get_current_stream
 
     def __call__(self, inputs: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         device = self.device

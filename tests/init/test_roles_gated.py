@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from wnfused import WNConv2d, WNLinear
+from wnfused import WNConv1d, WNConv2d, WNLinear
 from wnfused.init import infer_roles, robust_
 
 SIGMOID, TANH, SILU = 3.41, 2.536, 2.81
@@ -62,6 +62,22 @@ def test_pre_activations_have_variance_one(name):
     robust_(model, X)
     pre = model.first[0](X * ((1 if pairs else 2) / gamma) ** 0.5)
     assert pre.square().mean().item() == pytest.approx(1, rel=0.05)
+
+
+def test_a_causal_convolution_that_is_cut_before_the_gate():
+    """WaveNets pad on both sides and drop the last steps: the gate is then less than half of the layer's output."""
+
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dilated, self.skip = WNConv1d(8, 16, 3, padding=4, dilation=2), WNConv1d(8, 8, 1)
+
+        def forward(self, x):
+            a, b = self.dilated(x)[:, :, : x.shape[-1]].split(8, dim=1)
+            return self.skip(torch.tanh(a) * torch.sigmoid(b))
+
+    role = infer_roles(Gated(), torch.randn(1, 8, 20))["dilated"]
+    assert (role.kind, role.gamma) == ("gated", pytest.approx(2 * TANH * SIGMOID, rel=0.01))
 
 
 def test_products_that_are_not_gated_units():

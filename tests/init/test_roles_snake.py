@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from wnfused import WNConv1d
@@ -116,3 +117,28 @@ def test_other_modules_are_no_activations(module):
     model = nn.Sequential(WNConv1d(6, 8, 7), module, nn.ReLU())
     kind = infer_roles(model, X)["0"].kind
     assert kind == ("before_relu" if isinstance(module, Scale) else "other")
+
+
+class AliasFree(nn.Module):
+    """As in BigVGAN: the activation runs at twice the rate, between two fixed filters."""
+
+    def __init__(self, channels, learned=False):
+        super().__init__()
+        self.activation = SnakeBeta(channels)
+        taps = torch.full((1, 1, 4), 0.25)
+        self.register_parameter("taps", nn.Parameter(taps)) if learned else self.register_buffer("taps", taps)
+
+    def forward(self, x):
+        taps = self.taps.expand(x.shape[1], -1, -1)
+        x = 2 * F.conv_transpose1d(F.pad(x, (2, 2)), taps, stride=2, groups=x.shape[1])[..., 4:-4]
+        return F.conv1d(F.pad(self.activation(x), (1, 2)), taps, stride=2, groups=x.shape[1])
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_an_activation_between_fixed_filters(learned):
+    def conv():
+        return WNConv1d(6, 6, 3, padding=1)
+
+    plain = infer_roles(nn.Sequential(conv(), SnakeBeta(6), conv()), X)["0"]
+    role = infer_roles(nn.Sequential(conv(), AliasFree(6, learned), conv()), X)["0"]
+    assert (role.kind, role.gamma) == (("other", 1.0) if learned else ("snakebeta", plain.gamma))

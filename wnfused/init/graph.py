@@ -122,14 +122,16 @@ class _Recorder(TorchFunctionMode):
         self._layers = normalized_modules(model)
         self.modules = {name: m for name, m in model.named_modules() if not isinstance(m, torch.jit.ScriptModule)}
         self._made_by: Any = WeakIdKeyDictionary()  # tensor -> index of its node
-        self._constants: Any = WeakIdKeyDictionary()  # tensors that do not depend on the model's input -> True
+        self._constants: Any = WeakIdKeyDictionary()  # tensors independent of the input -> whether made of buffers only
         self._counts: Counter[str] = Counter()
 
     def begin(self, inputs: Any) -> None:
         for module in self.modules.values():
-            for tensor in (*module._parameters.values(), *module._buffers.values(), *module.__dict__.values()):
-                if isinstance(tensor, Tensor):
-                    self._constants[tensor] = True
+            learned = (*module._parameters.values(), *module.__dict__.values())
+            for tensors, fixed in ((learned, False), (module._buffers.values(), True)):
+                for tensor in tensors:
+                    if isinstance(tensor, Tensor):
+                        self._constants[tensor] = fixed
         for tensor in tensors_in(inputs):
             self._assign(tensor, Node("input", f"input_{len(self.graph.nodes) + 1}", (), shape=tuple(tensor.shape)))
 
@@ -228,7 +230,7 @@ class _Recorder(TorchFunctionMode):
         if not self._sources(operands):
             for tensor in outputs:
                 if tensor not in self._made_by:
-                    self._constants[tensor] = True
+                    self._constants[tensor] = all(self._constants.get(t, True) for t in operands)
             return
         index = self._add(self._node(func, args, kwargs, operands, outputs[0]))
         for tensor in outputs:
@@ -238,6 +240,8 @@ class _Recorder(TorchFunctionMode):
 
     def _node(self, func: Any, args: Any, kwargs: Any, operands: list[Tensor], output: Tensor) -> Node:
         op = graph_ops.canonical(func, args, kwargs)
+        if graph_ops.is_filter(op, operands, self._constants.get(operands[-1], False)):
+            op = "filter"
         activation = activation_of_call(op, func, args, kwargs)
         shape = tuple(output.shape)
         inputs = self._sources(operands)

@@ -21,7 +21,7 @@ _PASSING = {
     "swapaxes", "swapdims", "movedim", "moveaxis", "squeeze", "unsqueeze", "expand", "expand_as", "repeat", "flip",
     "roll", "pad", "contiguous", "clone", "detach", "get", "to", "type", "type_as", "float", "double", "half",
     "bfloat16", "mean", "neg", "interpolate", "upsample", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle",
-    "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
+    "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "filter",
 }  # fmt: skip
 _PASSING_PREFIXES = ("dropout", "avg_pool", "adaptive_avg_pool", "max_pool", "adaptive_max_pool")
 
@@ -58,6 +58,14 @@ def canonical(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if op == "hardtanh" and numbers == [0.0, 6.0]:
         return "relu6"
     return op
+
+
+def is_filter(op: str, operands: list[Tensor], fixed: bool) -> bool:
+    """Whether a convolution resamples each channel by a ``fixed`` filter, as BigVGAN does around its activations."""
+    if not (op.startswith("conv") and fixed and len(operands) == 2):
+        return False
+    x, weight = operands
+    return weight.ndim == x.ndim and weight.shape[:2] == (x.shape[1], 1)
 
 
 def _is_zero(value: Any) -> bool:

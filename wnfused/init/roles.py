@@ -151,7 +151,7 @@ class _Reader:
         if products or product is None:
             return None
         node = self._nodes[product]
-        halves = math.prod(self._nodes[call].shape) == 2 * math.prod(node.shape)
+        halves = _twice(self._nodes[call].shape, node.shape)
         if len(ends) > 1 and not halves:
             return None  # both factors are functions of the same value
         if any(end.node in self._blocks for end in self._ends(product)):
@@ -276,6 +276,14 @@ class _Reader:
         if block.outer.branch == block.sum:
             return f", at the end of the outer branch into {outer}"
         return f", inside the branch into {outer}"
+
+
+def _twice(shape: tuple[int, ...], part: tuple[int, ...]) -> bool:
+    """Whether ``part`` is half of ``shape``; a causal convolution's output may be cut to its input's length as well."""
+    if math.prod(shape) == 2 * math.prod(part):
+        return True
+    cut = len(shape) == len(part) and all(whole >= size for whole, size in zip(shape, part, strict=True))
+    return cut and any(whole == 2 * size for whole, size in zip(shape, part, strict=True))
 
 
 def _layers(block: Block) -> str:

@@ -9,15 +9,12 @@
 
 #include "direct_copies.h"
 #include "direct_shape.h"
-#include "direct_weight.h"
 #include "tile.h"
 
 namespace wnfused {
 namespace {
 
 constexpr int64_t kSmallWeight = 65536;  // elements of a weight that stays in cache from image to image
-constexpr int64_t kMostStretch = 4;      // dx also sums the zeros between dy's pixels: the largest factor that is worth it
-constexpr int64_t kReuse = 128;          // the fewest pixels for which a larger weight is worth it
 
 // The layout of the filters: filter r, channel c, tap t is at r * row + c * channel + t, or with the taps in reverse.
 struct Filters {
@@ -130,17 +127,6 @@ void convolve(float* out, const float* in, const float* in_scale, const Shape& s
 
 }  // namespace
 
-bool is_direct(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim, bool backward) {
-  const auto is_float = [](const Tensor& t) { return t.scalar_type() == at::kFloat; };
-  if (dim != Dim(0) || geometry.transposed || geometry.groups != 1 || (x.dim() != 3 && x.dim() != 4)) return false;
-  if (!is_float(x) || !is_float(v) || !is_float(g) || x.numel() == 0 || v.numel() == 0) return false;
-  if (!x.is_contiguous() || !v.is_contiguous()) return false;
-  const Shape s = shape_of(x, v, geometry);
-  if (s.stride_h * s.stride_w > (backward ? kMostStretch : 1)) return false;
-  // A large weight with few pixels is bound by memory, and the other paths make fewer passes over it.
-  return s.out_pixels() >= kVec && (v.numel() < kSmallWeight || s.batch * s.out_pixels() >= kReuse);
-}
-
 Tensor direct_convolution(const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms, const Tensor& bias,
                           const Geometry& geometry, bool relu) {
   const Shape s = shape_of(x, v, geometry);
@@ -155,20 +141,15 @@ Tensor direct_convolution(const Tensor& x, const Tensor& v, const Tensor& g, con
   return y;
 }
 
-Gradients direct_convolution_backward(const Tensor& dy_any, const Tensor& x, const Tensor& v, const Tensor& g,
-                                      const Tensor& norms, const Geometry& geometry, std::array<bool, 4> mask) {
+Tensor direct_input_gradient(const Tensor& dy_any, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms,
+                             const Geometry& geometry) {
   const Shape s = shape_of(x, v, geometry);
   const Tensor dy = dy_any.contiguous();
-  WeightGradients weight;
-  if (mask[1] || mask[2]) weight = weight_gradients(dy, x, v, g, norms, s, mask);
-  Tensor dx;
-  if (mask[0]) {
-    dx = at::empty_like(x);
-    const std::vector<float> scales = scales_of(g, norms);
-    convolve(dx.mutable_data_ptr<float>(), dy.const_data_ptr<float>(), scales.data(), s.transposed(),
-             {v.const_data_ptr<float>(), s.taps(), s.channels * s.taps(), true}, {});
-  }
-  return {dx, weight.dv, weight.dg, weight.db};
+  Tensor dx = at::empty_like(x);
+  const std::vector<float> scales = scales_of(g, norms);
+  convolve(dx.mutable_data_ptr<float>(), dy.const_data_ptr<float>(), scales.data(), s.transposed(),
+           {v.const_data_ptr<float>(), s.taps(), s.channels * s.taps(), true}, {});
+  return dx;
 }
 
 }  // namespace wnfused

@@ -40,16 +40,16 @@ struct Shape {
   }
 };
 
-inline Shape shape_of(const Tensor& x, const Tensor& v, const Geometry& g) {
-  const bool flat = x.dim() == 3;
+inline Shape shape_of(at::IntArrayRef x, at::IntArrayRef v, const Geometry& g) {
+  const bool flat = x.size() == 3;
   const auto first = [&](at::IntArrayRef sizes, int64_t height) { return flat ? height : sizes[0]; };
-  Shape s{.batch = x.size(0),
-          .channels = x.size(1),
-          .height = flat ? 1 : x.size(2),
-          .width = x.size(-1),
-          .rows = v.size(0),
-          .kernel_h = flat ? 1 : v.size(2),
-          .kernel_w = v.size(-1),
+  Shape s{.batch = x[0],
+          .channels = x[1],
+          .height = flat ? 1 : x[2],
+          .width = x.back(),
+          .rows = v[0],
+          .kernel_h = flat ? 1 : v[2],
+          .kernel_w = v.back(),
           .pad_h = first(g.padding, 0),
           .pad_w = g.padding.back(),
           .dilation_h = first(g.dilation, 1),
@@ -64,6 +64,8 @@ inline Shape shape_of(const Tensor& x, const Tensor& v, const Geometry& g) {
   s.out_w = (s.width + 2 * s.pad_w - s.reach_w() - 1) / s.stride_w + 1;
   return s;
 }
+
+inline Shape shape_of(const Tensor& x, const Tensor& v, const Geometry& g) { return shape_of(x.sizes(), v.sizes(), g); }
 
 inline std::vector<float> scales_of(const Tensor& g, const Tensor& norms) {
   const Tensor gains = g.contiguous();

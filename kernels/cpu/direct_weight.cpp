@@ -1,4 +1,5 @@
-#include "direct_weight.h"
+// The weight gradient of the direct convolutions: dw, and from it dv, dg and db.
+#include "direct.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "direct_shape.h"
 #include "tile.h"
 
 namespace wnfused {
@@ -170,14 +172,17 @@ const float* whole_row(const WeightGradient& gradient, const float* dw, int64_t 
 
 // Threads share the images if those are larger than the weight, otherwise the rows of the weight. A part is a range of images
 // that is summed separately.
-WeightGradients weight_gradients(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g,
-                                 const Tensor& norms, const Shape& s, std::array<bool, 4> mask) {
-  WeightGradients out;
-  if (mask[1]) out.dv = at::empty_like(v);
-  if (mask[2]) out.dg = at::empty(g.sizes(), g.options());
-  if (mask[3]) out.db = at::empty({s.rows}, dy.options());
+std::tuple<Tensor, Tensor, Tensor> direct_weight_gradients(const Tensor& dy_any, const Tensor& x, const Tensor& v,
+                                                           const Tensor& g, const Tensor& norms,
+                                                           const Geometry& geometry, std::array<bool, 4> mask) {
+  const Shape s = shape_of(x, v, geometry);
+  const Tensor dy = dy_any.contiguous();
+  Tensor dv_out, dg_out, db_out;
+  if (mask[1]) dv_out = at::empty_like(v);
+  if (mask[2]) dg_out = at::empty(g.sizes(), g.options());
+  if (mask[3]) db_out = at::empty({s.rows}, dy.options());
   const auto data = [](const Tensor& t) { return t.defined() ? t.mutable_data_ptr<float>() : nullptr; };
-  float *dv = data(out.dv), *dg = data(out.dg), *db = data(out.db);
+  float *dv = data(dv_out), *dg = data(dg_out), *db = data(db_out);
   const std::vector<float> scales = scales_of(g, norms);
   const float *vp = v.const_data_ptr<float>(), *n = norms.const_data_ptr<float>(), *dyp = dy.const_data_ptr<float>();
   const WeightGradient gradient{s, dyp, x.const_data_ptr<float>()};
@@ -207,7 +212,7 @@ WeightGradients weight_gradients(const Tensor& dy, const Tensor& x, const Tensor
     }
   });
   if (parts > 1) at::parallel_for(0, s.rows, std::max<int64_t>(1, 16384 / row), finish);
-  return out;
+  return {dv_out, dg_out, db_out};
 }
 
 }  // namespace wnfused

@@ -1,23 +1,15 @@
 """``wnfused doctor``: a one-page report on a model."""
 
 import argparse
-import re
 import sys
 from pathlib import Path
-from typing import Any
 
 from wnfused.cli.commands import cannot_write, command, fail
+from wnfused.cli.inputs import DEFAULT_INPUT, add_model_arguments, example_input
 
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="package.module:name or 'package.module:name(arguments)'")
-    parser.add_argument(
-        "--input",
-        action="append",
-        metavar="[NAME=]SIZES[:intN]",
-        help="shape of an example input (default: 8,3,32,32); repeat it for more arguments, name keyword arguments, "
-        "and append :int50 for integers below 50, such as tokens",
-    )
+    add_model_arguments(parser)
     parser.add_argument("--plot", metavar="FILE", help="also plot the signal")
 
 
@@ -27,11 +19,11 @@ def doctor(args: argparse.Namespace) -> int:
     from wnfused.diagnostics import doctor as clinic
     from wnfused.diagnostics import signal_report
 
-    inputs = args.input or ["8,3,32,32"]
+    inputs = args.input or [DEFAULT_INPUT]
     try:
-        example = _example(inputs)
+        example = example_input(inputs)
     except ValueError as error:
-        return fail(f"doctor: --input: {error}", code=2)
+        return fail(f"doctor: {error}", code=2)
     if args.plot and (problem := cannot_write(args.plot)):
         return fail(f"doctor: --plot: {problem}", code=2)
     if args.plot and (gone := extras.missing("matplotlib")):
@@ -54,28 +46,3 @@ def doctor(args: argparse.Namespace) -> int:
     except ValueError as error:  # a suffix that matplotlib does not know
         return fail(f"doctor: --plot: cannot write {args.plot}: {str(error).splitlines()[0]}", code=2)
     return 0
-
-
-def _example(inputs: list[str]) -> Any:
-    """The example: a tensor for one plain input, otherwise a tuple of arguments or a dict of keyword arguments."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    args, kwargs = [], {}
-    for text in inputs:
-        form = re.fullmatch(r"(?:([A-Za-z_]\w*)=)?(\d+(?:,\d+)*)(?::int([1-9]\d*))?", text.replace(" ", ""))
-        if form is None:
-            raise ValueError(f"expected sizes like 8,3,32,32 or tokens=2,16:int50, got {text!r}")
-        name, sizes, below = form.groups()
-        shape = [int(size) for size in sizes.split(",")]
-        if below is None:
-            tensor = torch.randn(shape, generator=generator)
-        else:
-            tensor = torch.randint(int(below), shape, generator=generator)
-        if name is None:
-            args.append(tensor)
-        else:
-            kwargs[name] = tensor
-    if args and kwargs:
-        raise ValueError(f"expected names for all inputs or for none, got {' and '.join(inputs)}")
-    return kwargs or (args[0] if len(args) == 1 else tuple(args))

@@ -1,15 +1,22 @@
-"""``wnfused tune``: measure the Triton kernels on this GPU."""
+"""``wnfused tune``: measure the Triton kernels on this GPU, or the convolutions of a model on this CPU."""
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
-from wnfused.cli.commands import command, fail
+from wnfused.cli.commands import cannot_write, command, fail
+from wnfused.cli.inputs import add_model_arguments, example_input
 
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
 def _tune_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda)")
+    add_model_arguments(parser, optional=True)
+    parser.add_argument("--device", default="cuda", help="the GPU to measure (default: cuda), or cpu: measure MODEL")
+    parser.add_argument(
+        "--out", metavar="FILE", default="cpu-routes.json", help="cpu: where the answers go (%(default)s)"
+    )
     parser.add_argument(
         "--dtype", default="bfloat16", choices=_DTYPES, help="dtype of the activations (default: bfloat16)"
     )
@@ -34,8 +41,44 @@ def _tune_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--clear", action="store_true", help="delete earlier measurements of this device")
 
 
-@command("tune", "measure the Triton kernels on this GPU and store the fastest plans", _tune_arguments)
+@command(
+    "tune",
+    "measure the kernels on this GPU, or a model's convolutions on this CPU, and store the fastest",
+    _tune_arguments,
+)
 def tune(args: argparse.Namespace) -> int:
+    return _tune_cpu(args) if args.device == "cpu" else _tune_gpu(args)
+
+
+def _tune_cpu(args: argparse.Namespace) -> int:
+    from wnfused.diagnostics import cpu_tuning
+    from wnfused.diagnostics import doctor as clinic
+
+    if args.model is None:
+        return fail("tune: MODEL: --device cpu measures a model; name one as package.module:name", code=2)
+    if problem := cannot_write(args.out):
+        return fail(f"tune: --out: {problem}", code=2)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        example = example_input(args.input)
+        found = cpu_tuning.convolutions(clinic.load(args.model), example)
+    except (clinic.BadModel, RuntimeError, ValueError, TypeError) as error:
+        return fail(f"tune: {str(error).splitlines()[0]}", code=2)
+    if not found:
+        return fail(
+            "tune: MODEL: it calls no weight-normalized float32 convolution; there is nothing to measure", code=2
+        )
+    answers = []
+    for number, layer in enumerate(found, 1):
+        answers += cpu_tuning.tune([layer])
+        routes = ", ".join(f"{a['product']}: {a['route']}" for a in answers[-3:])
+        print(f"{number}/{len(found)} {list(layer.x)} * {list(layer.v)}: {routes}", flush=True)
+    cpu_tuning.save(answers, Path(args.out))
+    print(f"stored in {args.out}; WNFUSED_CPU_ROUTES={args.out} uses it")
+    return 0
+
+
+def _tune_gpu(args: argparse.Namespace) -> int:
     import torch
 
     from wnfused.kernels.triton import support

@@ -1,8 +1,9 @@
 """Times several functions in turns, so that other load on the machine affects all of them alike."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -12,6 +13,8 @@ class Timing:
 
     seconds: float  # median time of a call
     ratio: float  # median over rounds of its time divided by the first function's time in the same round
+    low: float = math.nan  # the 20th and the 80th percentile of that ratio
+    high: float = math.nan
 
 
 def interleave(
@@ -40,10 +43,15 @@ def interleave(
         for name in list(functions) if i % 2 == 0 else reversed(list(functions)):
             samples[name].append(_seconds_per_call(functions[name], calls))
     base = samples[next(iter(functions))]
-    return {
-        name: Timing(statistics.median(own), statistics.median(a / b for a, b in zip(own, base, strict=True)))
-        for name, own in samples.items()
-    }
+    return {name: _timing(own, base) for name, own in samples.items()}
+
+
+def _timing(own: Sequence[float], base: Sequence[float]) -> Timing:
+    ratios = sorted(a / b for a, b in zip(own, base, strict=True))
+    last = len(ratios) - 1
+    return Timing(
+        statistics.median(own), statistics.median(ratios), ratios[round(0.2 * last)], ratios[round(0.8 * last)]
+    )
 
 
 def _seconds_per_call(function: Callable[[], object], calls: int) -> float:

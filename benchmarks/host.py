@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from wnfused import ops
-from wnfused.benchmarks.layers import environment
 from wnfused.benchmarks.peers import inference, training_step, with_weight_norm
+from wnfused.benchmarks.suite import environment
 from wnfused.diagnostics.timing import interleave
 from wnfused.kernels.triton import table
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 import wnfused
-from wnfused.benchmarks.layers import environment
 from wnfused.benchmarks.shapes_of_models import MODELS
+from wnfused.benchmarks.suite import environment
 from wnfused.diagnostics.timing import interleave
 from wnfused.model_io import tensors_in
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import wnfused
-from wnfused.benchmarks.layers import environment
 from wnfused.benchmarks.peers import inference
+from wnfused.benchmarks.suite import environment
 from wnfused.diagnostics.timing import Timing, interleave
 
 UPSAMPLING = ((8, 16), (8, 16), (2, 4), (2, 4))  # (stride, kernel): those of HiFi-GAN V1, 256 samples a frame

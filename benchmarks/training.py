@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wnfused.benchmarks.layers import environment
+from wnfused.benchmarks.suite import environment
 from wnfused.data import Augmentation, Loader, Split
 from wnfused.diagnostics.timing import interleave
 from wnfused.train import Config, Progress

@@ -14,12 +14,15 @@ def test_one_row(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     try:
         file = tmp_path / "rows.json"
-        row = ["--only", "Linear 1,512,512", "--seconds", "0.01", "--threads", str(threads), "--json", str(file)]
+        row = ["--only", "512→512, batch 1", "--seconds", "0.01", "--threads", str(threads), "--json", str(file)]
         assert cli.main(["bench", *row]) == 0
     finally:
         torch.set_num_threads(threads)
-    assert "| Linear 1,512,512 |" in capsys.readouterr().out
-    assert set(json.loads(file.read_text())["results"]) == {"Linear 1,512,512"}
+    assert "| Linear 512→512, batch 1 | step |" in capsys.readouterr().out
+    rows = json.loads(file.read_text(encoding="utf-8"))["results"]
+    assert {"Linear 512→512, batch 1", "Linear 512→512, batch 128"} <= {row["case"] for row in rows}
+    assert {"plain", "plain again", "torch hook", "wnfused", "wnfused frozen"} <= {row["peer"] for row in rows}
+    assert all(0 < row["low"] <= row["relative"] <= row["high"] for row in rows)
 
 
 def test_the_suite_gets_the_options_that_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +37,7 @@ def test_the_suite_gets_the_options_that_were_given(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("argv", "error"),
     [
-        (["--suite", "gpu"], "bench: --suite: 'gpu' needs a GPU, and torch sees none; measure 'layers' instead"),
+        (["--device", "cuda"], "bench: --device: 'cuda' needs a GPU, and torch sees none; measure on 'cpu' instead"),
         (["--json", "no/such/file"], "bench: cannot write no/such/file: the directory does not exist"),
     ],
 )

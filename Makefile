@@ -12,7 +12,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-train bench-host bench-gpu audit wheels clean
+.PHONY: help setup build test test-triton test-launch test-ptx test-gpu lint format train results bench bench-full bench-train bench-host bench-gpu audit wheels clean
 
 help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
@@ -84,11 +84,19 @@ results: setup ## run every experiment of the paper at smoke scale into results/
 	@for name in $$($(BIN)/wnfused experiment list | awk '{ print $$1 }'); do \
 	    echo "==> wnfused experiment $$name"; $(BIN)/wnfused experiment $$name --out results --force $(ARGS) || exit; done
 
-bench: setup ## measure the layers against plain torch.nn and torch's weight_norm
+bench: setup ## measure layers and networks against plain torch.nn and torch's weight_norm: five minutes
 	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
+	$(BIN)/python -m benchmarks.networks $(ARGS)
 
-bench-train: setup ## measure whole training steps: wnfused, torch's weight_norm, batch norm, no normalization
+bench-full: setup ## all shapes and networks, memory and scaling, into benchmarks/results (about an hour)
+	@echo "==> measuring (do not use the machine meanwhile)"
+	$(BIN)/python -m benchmarks.layers --full --json benchmarks/results/layers.json
+	$(BIN)/python -m benchmarks.networks --full --json benchmarks/results/networks.json
+	$(BIN)/python -m benchmarks.memory --json benchmarks/results/memory.json
+	$(BIN)/python -m benchmarks.scaling --json benchmarks/results/scaling.json --plot benchmarks/results/scaling.png
+
+bench-train: setup ## measure steps of the trainer: wnfused, torch's weight_norm, batch norm, no normalization
 	@echo "==> measuring (do not use the machine meanwhile)"
 	$(BIN)/python -m benchmarks.training $(ARGS)
 

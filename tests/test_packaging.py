@@ -109,7 +109,7 @@ def test_every_folder_with_code_is_a_listed_package():
 
 
 def test_sdist_and_wheel_contain_every_file_of_the_package(sdist, wheel):
-    kinds = ("*.py", "*.cpp", "*.h", "*.css", "*.html")
+    kinds = ("*.py", "*.cpp", "*.h", "*.css", "*.html", "*.toml")
     needed = set().union(*map(files_of_rooms, kinds)) | {"wnfused/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -203,24 +203,19 @@ def test_links_between_pages_are_valid(page):
 
 
 def test_readme_speed_matches_the_committed_results():
-    """All figures match, and the worst row of the layers' table is on the front page."""
+    """All figures match, and the worst row of layers and networks is on the front page."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
-    layers = json.loads((ROOT / "benchmarks/results/layers.json").read_text(encoding="utf-8"))["results"]
-    steps = json.loads((ROOT / "benchmarks/results/training.json").read_text(encoding="utf-8"))["steps"]
-    sources = {
-        "ResNet-110, batch 8, step with SGD": steps["resnet110, batch 8"],
-        "ResNet-110, batch 128, step with SGD": steps["resnet110, batch 128"],
-        "Linear 4096→4096, batch 8": layers["Linear 8,4096,4096"],
-        "Linear 512→512, batch 128": layers["Linear 128,512,512"],
-        "Conv2d 640→640 3×3 @8², batch 8": layers["Conv2d 640→640 3×3 @8², batch 8"],
-        "Linear 512→512, batch 1 (the worst row)": max(layers.values(), key=lambda row: row["wnfused"]["ratio"]),
-    }
-    rows = dict(re.findall(r"^\| (\w[^|]*?) \| (.*) \|$", page[page.index("| layer or network") :], flags=re.MULTILINE))
-    rows.pop("layer or network")
-    assert rows.keys() == sources.keys()
-    for name, source in sources.items():
-        ratio = {peer: f"{values['ratio']:.2f}" for peer, values in source.items()}
-        plain = source.get("plain") or source["no normalization"]
-        parametrized = ratio.get("torch parametrized") or ratio["torch weight_norm"]
-        expected = [f"{1e3 * plain['seconds']:.3g} ms", ratio.get("torch hook", "–"), parametrized, ratio["wnfused"]]
-        assert rows[name].replace("*", "").split(" | ") == expected, name
+    measured: dict[str, dict[str, dict[str, float]]] = {}
+    for file in ("layers.json", "networks.json"):
+        for row in json.loads((ROOT / "benchmarks/results" / file).read_text(encoding="utf-8"))["results"]:
+            if row["mode"] == "step":
+                measured.setdefault(row["case"], {})[row["peer"]] = row
+    worst = max(measured, key=lambda case: measured[case]["wnfused"]["relative"])
+    shown = re.findall(r"^\| (\w[^|]*?) \| (.*) \|$", page[page.index("| layer or network") :], flags=re.MULTILINE)[1:]
+    assert len(shown) == 6 and shown[-1][0] == f"{worst} (the worst row)"
+    assert any("WRN" in name for name, _ in shown) and any("HiFi-GAN" in name for name, _ in shown)
+    for name, cells in shown:
+        row = measured[name.removesuffix(" (the worst row)")]
+        ratios = [f"{row[peer]['relative']:.2f}" for peer in ("torch hook", "torch parametrized", "wnfused")]
+        expected = [f"{row['plain']['microseconds'] / 1e3:.3g} ms", *ratios]
+        assert cells.replace("*", "").split(" | ") == expected, name

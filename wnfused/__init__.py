@@ -10,7 +10,7 @@ from wnfused.nn import (
     WNConvTranspose3d,
     WNLinear,
     frozen,
-    precompute_norms,
+    model_weights,
     warm_up,
 )
 from wnfused.ops.backends import BackendUnavailable, backend
@@ -35,9 +35,9 @@ __all__ = [
     "frozen",
     "functional",
     "init",
+    "model_weights",
     "models",
     "nn",
-    "precompute_norms",
     "state_dict",
     "surgery",
     "to_torch",

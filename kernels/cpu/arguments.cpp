@@ -4,8 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
+#include <string>
 
 namespace wnfused {
 namespace {
@@ -64,7 +64,9 @@ void check_weight(const char* op, const Tensor& v, const Tensor& g, Dim dim, dou
                     " for a ", v.dim(), "-d weight, got ", *dim);
   TORCH_CHECK_VALUE(has_gain_shape(g, v, dim), Where{op, "g"}, "shape ", g.sizes(), " does not fit v of shape ", v.sizes(),
                     " and dim=", dim ? std::to_string(*dim) : "None");
-  TORCH_CHECK_VALUE(eps >= 0 && std::isfinite(eps), Where{op, "eps"}, "expected a finite number >= 0, got ", eps);
+  const auto statistics = at::toOpMathType(v.scalar_type());
+  const double most = statistics == at::kDouble ? std::numeric_limits<double>::max() : std::numeric_limits<float>::max();
+  TORCH_CHECK_VALUE(eps >= 0 && eps <= most, Where{op, "eps"}, "expected a finite ", statistics, " number >= 0, got ", eps);
 }
 
 void check_bias(const char* op, const MaybeTensor& bias, const Tensor& v, int64_t channels) {
@@ -148,7 +150,54 @@ at::DimVector check_geometry(const char* op, const Tensor& x, const Tensor& v, c
   return shape;
 }
 
+void check_count(const char* op, const char* name, size_t count, at::TensorList v) {
+  TORCH_CHECK_VALUE(count == v.size(), (Where{op, name}), "expected ", v.size(), " like v, got ", count);
+}
+
+void check_weights(
+    const char* op, at::TensorList v, at::TensorList g, at::IntArrayRef dims, at::ArrayRef<double> eps) {
+  TORCH_CHECK_VALUE(!v.empty(), (Where{op, "v"}), "expected at least one weight, got an empty list");
+  check_count(op, "g", g.size(), v);
+  check_count(op, "dims", dims.size(), v);
+  check_count(op, "eps", eps.size(), v);
+  for (size_t i = 0; i < v.size(); ++i) {
+    const std::string where = std::string(op) + ": weight " + std::to_string(i);
+    check_weight(where.c_str(), v[i], g[i], dims[i] == -1 ? Dim() : Dim(dims[i]), eps[i]);
+    check_dtype({where.c_str(), "v"}, v[i], v[0].scalar_type());
+    check_dtype({where.c_str(), "g"}, g[i], g[0].scalar_type());
+  }
+}
+
 }  // namespace
+
+void check_model_weights(
+    at::TensorList v, at::TensorList g, at::IntArrayRef dims, at::ArrayRef<double> eps, at::ScalarType dtype) {
+  const char* op = "model_weights";
+  check_weights(op, v, g, dims, eps);
+  const bool fits = is_float(dtype) && (dtype == at::kDouble) == (v[0].scalar_type() == at::kDouble);
+  TORCH_CHECK_TYPE(fits, (Where{op, "dtype"}), "expected a floating dtype that fits v of ", v[0].scalar_type(), ", got ", dtype);
+}
+
+void check_model_weights_backward(at::TensorList dw, at::TensorList v, at::TensorList g, const Tensor& norms,
+                                  at::IntArrayRef dims, at::ArrayRef<double> eps, const c10::List<bool>& want_v,
+                                  const c10::List<bool>& want_g) {
+  const char* op = "model_weights_backward";
+  check_weights(op, v, g, dims, eps);
+  check_count(op, "dw", dw.size(), v);
+  check_count(op, "want_v", want_v.size(), v);
+  check_count(op, "want_g", want_g.size(), v);
+  int64_t rows = 0;
+  for (size_t i = 0; i < v.size(); ++i) {
+    const std::string where = std::string(op) + ": weight " + std::to_string(i);
+    check_beside_v({where.c_str(), "dw"}, dw[i], v[i]);
+    check_dtype({where.c_str(), "dw"}, dw[i], dw[0].scalar_type());
+    check_shape({where.c_str(), "dw"}, dw[i], v[i].sizes());
+    rows += g[i].numel();
+  }
+  check_beside_v({op, "norms"}, norms, v[0]);
+  check_dtype({op, "norms"}, norms, at::toOpMathType(v[0].scalar_type()));
+  check_shape({op, "norms"}, norms, {rows});
+}
 
 void check_weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps) {
   check_weight("weight_norm", v, g, dim, eps);

@@ -11,6 +11,12 @@ void check_weight_norm(const Tensor& v, const Tensor& g, Dim dim, double eps);
 void check_weight_norm_backward(
     const Tensor& dw, const Tensor& v, const Tensor& g, const Tensor& norms, Dim dim, double eps);
 
+void check_model_weights(
+    at::TensorList v, at::TensorList g, at::IntArrayRef dims, at::ArrayRef<double> eps, at::ScalarType dtype);
+void check_model_weights_backward(at::TensorList dw, at::TensorList v, at::TensorList g, const Tensor& norms,
+                                  at::IntArrayRef dims, at::ArrayRef<double> eps, const c10::List<bool>& want_v,
+                                  const c10::List<bool>& want_g);
+
 void check_linear(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Dim dim, double eps);
 void check_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& v, const Tensor& g, const Tensor& norms,
                            const MaybeTensor& y, Dim dim, double eps);

@@ -1,6 +1,5 @@
 #include "weight_norm.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -9,16 +8,13 @@
 
 #include "kernels.h"
 #include "row.h"
+#include "weight_types.h"
 
 namespace wnfused {
 namespace {
 
-constexpr int64_t kGrain = 16384;   // the fewest elements per thread for which a second thread is worth it
 constexpr int64_t kSegment = 4096;  // segment length of a single norm over the whole weight
 constexpr int64_t kParts = 16;      // partial sums of a column-wise reduction; fixed, so that the thread count does not change results
-
-#define WNFUSED_DISPATCH(dtype, ...) \
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "wnfused", [&] { __VA_ARGS__(); })
 
 int64_t grain(int64_t elements_each) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements_each)); }
 
@@ -163,21 +159,6 @@ void scattered_backward(const Layout& at, O* dv, const D* dw, const T* v, const 
     }
   });
 }
-
-// w and dw have v's type T or, under autocast with float v, a 16-bit type. Other types are converted in a separate pass.
-bool fits(at::ScalarType dtype, at::ScalarType v) {
-  return dtype == v || (v == at::kFloat && (dtype == at::kBFloat16 || dtype == at::kHalf));
-}
-
-template <typename T, typename Body>
-void with_type(at::ScalarType dtype, const Body& body) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (dtype == at::kBFloat16) return body(c10::BFloat16{});
-    if (dtype == at::kHalf) return body(c10::Half{});
-  }
-  body(T{});
-}
-
 
 }  // namespace
 

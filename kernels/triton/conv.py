@@ -231,32 +231,32 @@ def weight_gradient(
 ):  # fmt: skip
     """dW, in v's order, from near [batch, groups·N, O] and far [batch, groups·C, D], summed over near's pixels.
 
-    A program owns BLOCK_N outputs × BLOCK_K inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
+    A program owns BLOCK_M outputs × BLOCK_N inputs of one tap. With ``dots`` [tiles of taps and inputs, rows] it leaves
     its part of the row dots ⟨dW, v/n⟩; with splits > 1 shares of the pixels go to ``dw`` [splits, …].
     ``sums`` [splits, channels] takes shares of near's sums over pixels (SUM_FAR: of far's), from the programs of the
     first tap and input (output).
     """
     group, split = tl.program_id(1) // splits, tl.program_id(1) % splits
-    blocks = tl.cdiv(C, BLOCK_K)
+    blocks = tl.cdiv(C, BLOCK_N)
     columns = K2 * K1 * K0 * blocks
     tile_n, column = tl.program_id(0) // columns, tl.program_id(0) % columns
-    tap, c0 = column // blocks, column % blocks * BLOCK_K
+    tap, c0 = column // blocks, column % blocks * BLOCK_N
     t2, t1, t0 = tap // (K1 * K0), tap // K0 % K1, tap % K0
     if INDEX64:
         group = group.to(tl.int64)
-    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    c = c0 + tl.arange(0, BLOCK_K)
-    m = tl.arange(0, BLOCK_M)
+    n = tile_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    c = c0 + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_K)
     first = split * pixels_per_split
     last = tl.minimum(first + pixels_per_split, batch * O2 * O1 * O0)
     n_ok, c_ok = n < N, c < C
     near_channel = (group * N + n) * n_channel
     far_channel = (group * C + c) * f_channel
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     # The coordinates of the pixels are carried by the loop: dividing for them would take longer than the products.
     b, z, y, x = volume_index((first + m).to(tl.int64) if INDEX64 else first + m, O2, O1, O0)
-    b_step, z_step, y_step, x_step = volume_index(tl.cast(BLOCK_M, tl.int32), O2, O1, O0)
-    for p0 in range(first, last, BLOCK_M):
+    b_step, z_step, y_step, x_step = volume_index(tl.cast(BLOCK_K, tl.int32), O2, O1, O0)
+    for p0 in range(first, last, BLOCK_K):
         p_ok = m < last - p0
         near_at = (b * n_batch + z * n2 + y * n1 + x * n0)[:, None] + near_channel[None, :]
         far_z = z * stride2 - padding2 + t2 * dilation2

@@ -6,7 +6,6 @@ plan is remembered for the rest of the process.
 
 import functools
 import logging
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -55,14 +54,10 @@ def retried(function: Function) -> Function:
 
 def _shrink(plans: dict[Key, Plan], launch: Launch) -> bool:
     """Replace the plans whose tile the launch has; False if there are none."""
-    blocks = [launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K") if name in launch.constants]
-    warps, stages = launch.options["num_warps"], launch.options["num_stages"]
     found = False
     for (problem, device), plan in plans.items():
         tile = plan.tile
-        if plan.mode == "vendor" or (math.prod(blocks), warps, stages) != (
-            tile.m * tile.n * tile.k, tile.warps, tile.stages,
-        ):  # fmt: skip
+        if plan.mode == "vendor" or tile != launch.tile:
             continue
         tiles = tiles_for(problem.kernel, support.target_of(device).family, problem.dtypes, problem.aligned)
         left = tiles[tiles.index(tile) + 1 :] if tile in tiles else ()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from wnfused.kernels.triton.tiles import MOST_REGISTERS
+from wnfused.kernels.triton.tiles import MOST_REGISTERS, Tile
 
 Argument = Tensor | int | float | None
 
@@ -35,6 +35,14 @@ class Launch(NamedTuple):
         """The tensors by parameter name, which is their role in the kernel."""
         named = zip(self.kernel.arg_names, self.arguments, strict=False)
         return {name: value for name, value in named if isinstance(value, Tensor)}
+
+    @property
+    def tile(self) -> Tile | None:
+        """The tile of a matmul kernel: BLOCK_M × BLOCK_N results, summed BLOCK_K at a time."""
+        if "BLOCK_K" not in self.constants:
+            return None
+        blocks = (self.constants[f"BLOCK_{axis}"] for axis in "MNK")
+        return Tile(*blocks, self.options["num_warps"], self.options["num_stages"])
 
     def run(self) -> Any:
         """Launch on the current stream. Returns triton's compiled kernel; None in the interpreter."""

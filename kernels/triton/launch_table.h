@@ -39,7 +39,7 @@ class Call {
   bool recording_ = false;
 };
 
-// The type of device whose calls are looked up: CUDA, in tests CPU, or -1 while another backend or precomputed norms are used.
+// The type of device whose calls are looked up: CUDA, in tests CPU, or -1 while another backend is used.
 extern std::atomic<int> launch_path_device;
 
 inline bool launch_path_active(const at::Tensor& t) {

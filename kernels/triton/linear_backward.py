@@ -1,4 +1,7 @@
-"""Backward of linear layers: dx and dW, each one GEMM (modes and names as in linear.py)."""
+"""Backward of linear layers: dx and dW, each one GEMM (modes and names as in linear.py).
+
+A tile is BLOCK_M × BLOCK_N results, summed BLOCK_K at a time, whatever the matrices are called.
+"""
 
 import triton
 import triton.language as tl
@@ -17,13 +20,13 @@ def input_gradient_sum(
 ):  # fmt: skip
     row = clamped(tile_m * BLOCK_M, M, BLOCK_M, INDEX64)
     column_ok = (column < K)[None, :]
-    n = tl.arange(0, BLOCK_N)
+    n = tl.arange(0, BLOCK_K)
     dy_at = dy + row[:, None] * dy_stride + n[None, :]
     v_at = v + (n.to(tl.int64) if INDEX64 else n)[:, None] * v_stride + column[None, :]
     if y is not None:
         y_at = y + row[:, None] * y_stride + n[None, :]
-    acc = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
-    for n0 in range(0, N, BLOCK_N):
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for n0 in range(0, N, BLOCK_K):
         v_step = (tl.cast(n0, tl.int64) if INDEX64 else n0) * v_stride
         if EVEN:
             dy_tile, v_tile = tl.load(dy_at + n0), tl.load(v_at + v_step, mask=column_ok, other=0.0)
@@ -55,8 +58,8 @@ def linear_input_gradient(
     for a dy that prepare.py has scaled; so is "guarded", for float16, unless dy's ``factor`` is 0: then dy·g/n would
     have left float16's range, dy is only masked, and v's tile is multiplied.
     """
-    tile_m, tile_k = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(K, BLOCK_K), GROUP)
-    column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    tile_m, tile_k = grouped_tile(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(K, BLOCK_N), GROUP)
+    column = tile_k * BLOCK_N + tl.arange(0, BLOCK_N)
     if GAIN == "guarded":
         power = tl.load(factor)
         if power > 0:
@@ -78,7 +81,7 @@ def linear_input_gradient(
     out_row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     if INDEX64:
         out_row = out_row.to(tl.int64)
-    out_column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    out_column = tile_k * BLOCK_N + tl.arange(0, BLOCK_N)
     if GAIN == "input":
         acc *= scale_at(g, norms, out_column, out_column < K, gain_step)[None, :]
     ok = (out_row < M)[:, None] & (out_column < K)[None, :]
@@ -91,12 +94,12 @@ def weight_gradient_tile(
     ONE_PASS: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    tile_n, tile_k = grouped_tile(pid, tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K), GROUP)
+    tile_n, tile_k = grouped_tile(pid, tl.cdiv(N, BLOCK_M), tl.cdiv(K, BLOCK_N), GROUP)
     split = tl.program_id(1) if SPLIT else 0
-    row = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    column = tile_k * BLOCK_K + tl.arange(0, BLOCK_K)
+    row = tile_n * BLOCK_M + tl.arange(0, BLOCK_M)
+    column = tile_k * BLOCK_N + tl.arange(0, BLOCK_N)
     row_ok, column_ok = row < N, column < K
-    m = tl.arange(0, BLOCK_M)
+    m = tl.arange(0, BLOCK_K)
     if INDEX64:
         m = m.to(tl.int64)
     first = split * m_per_split if SPLIT else 0
@@ -107,8 +110,8 @@ def weight_gradient_tile(
     else:  # the ReLU's mask needs registers anyway
         dy_at = dy + m[:, None] * dy_stride + row[None, :]
         y_at = y + m[:, None] * y_stride + row[None, :]
-    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for m0 in range(first, last, BLOCK_M):
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for m0 in range(first, last, BLOCK_K):
         step = tl.cast(m0, tl.int64) if INDEX64 else m0
         m_ok = m < last - m0
         x_ok = column_ok[None, :] if EVEN else column_ok[None, :] & m_ok[:, None]

@@ -342,7 +342,7 @@ def _weight_gradient(
             a, b, mask_a, mask_b, v, norms, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),
             v.numel(), v.shape[0], per_split, splits,
             **_kernel_sizes(walk), SUM_FAR=transposed, PRECISION=precision(convolution_dtypes(a, v)),
-            INDEX64=index64(a, b, dw), BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n,
+            INDEX64=index64(a, b, dw), BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k,
             warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
     if dim == 0:

@@ -227,7 +227,7 @@ def _launch_dw(
         m, n, k, dy.stride(0), x.stride(0), layer.y_stride, v.stride(0), per_split, prepared.rows,
         ONE_PASS=one_pass, SPLIT=splits > 1, PREPARE=prepared.wanted, EVEN=even, PRECISION=layer.precision,
         MIXED=layer.mixed, INDEX64=index64(dy, x, dw, layer.y, prepared.scaled),
-        BLOCK_M=tile.k, BLOCK_N=tile.m, BLOCK_K=tile.n, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8, BLOCK_P=BLOCK_P, BLOCK_C=BLOCK_C,
         warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
 
@@ -247,6 +247,6 @@ def _input_gradient(layer: _Layer, prepared: _Prepared, scales: Tensor | None, p
         dy, w, gains, divisors, y, prepared.factor, dx, m, n, k,
         dy.stride(0), w.stride(0), 0 if y is None else y.stride(0), dx.stride(0), 0 if dim is None else 1,
         GAIN=gain, EVEN=n % tile.k == 0, PRECISION=layer.precision, INDEX64=index64(dy, w, dx, y),
-        BLOCK_M=tile.m, BLOCK_N=tile.k, BLOCK_K=tile.n, GROUP=8, warps=tile.warps, stages=tile.stages,
+        BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8, warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     return dx

@@ -65,6 +65,19 @@ def with_ddp(share: slice) -> dict[str, Any]:
     return train(DistributedDataParallel(own), own, share)
 
 
+def with_ddp_and_model_weights(share: slice) -> dict[str, Any]:
+    own = model()
+    with wnfused.model_weights(own):
+        return train(DistributedDataParallel(own), own, share)
+
+
+def with_fsdp_and_model_weights(share: slice) -> dict[str, Any]:
+    """The root gathers all parameters before its forward."""
+    own = fully_shard(model(), mesh=init_device_mesh("cpu", (WORLD,)))
+    with wnfused.model_weights(own):
+        return train(own, own, share)
+
+
 def with_ddp_and_frozen_gains(share: slice) -> dict[str, Any]:
     own = model()
     for name, parameter in own.named_parameters():
@@ -104,6 +117,8 @@ def with_fsdp_in_bfloat16(share: slice) -> dict[str, Any]:
 MODES: dict[str, Callable[[slice], dict[str, Any]]] = {
     "ddp": with_ddp,
     "ddp with frozen gains": with_ddp_and_frozen_gains,
+    "ddp with model weights": with_ddp_and_model_weights,
+    "fsdp with model weights": with_fsdp_and_model_weights,
     "fsdp": with_fsdp,
 }
 

@@ -65,11 +65,10 @@ def check(name: str, arguments: list[Any], overload: str = "default") -> None:
     assert set(results.values()) == {"SUCCESS"}
 
 
-def test_six_operators() -> None:
-    """There are no others: the tests below cover all of them."""
-    assert set(SCHEMAS) == {
-        f"{name}{end}" for name in ("weight_norm", "linear", "convolution") for end in ("", "_backward")
-    }
+def test_eight_operators() -> None:
+    """There are no others: the tests below and those of test_model_weights.py cover all of them."""
+    names = ("weight_norm", "linear", "convolution", "model_weights")
+    assert set(SCHEMAS) == {f"{name}{end}" for name in names for end in ("", "_backward")}
 
 
 @some_samples

@@ -1,4 +1,4 @@
-"""The weight-normalized layers, their base class, and two whole-model contexts: frozen weights, precomputed norms."""
+"""The weight-normalized layers, their base class, and two whole-model contexts: frozen weights, all weights at once."""
 
 from wnfused.nn.base import WeightNormalized
 from wnfused.nn.frozen import frozen
@@ -11,7 +11,7 @@ from wnfused.nn.layers import (
     WNConvTranspose3d,
     WNLinear,
 )
-from wnfused.nn.precompute import precompute_norms
+from wnfused.nn.model_weights import model_weights
 from wnfused.nn.warming import warm_up
 
 __all__ = [
@@ -24,6 +24,6 @@ __all__ = [
     "WNLinear",
     "WeightNormalized",
     "frozen",
-    "precompute_norms",
+    "model_weights",
     "warm_up",
 ]

@@ -19,6 +19,7 @@ from wnfused.ops.reference import gain_shape, opmath, row_norms
 
 if TYPE_CHECKING:
     from wnfused.nn.frozen import FrozenWeight
+    from wnfused.nn.model_weights import WrittenWeight
 
 # How torch's two weight norms name gain and direction in a state dict. The layers here use the names of "hook".
 SPELLINGS = {
@@ -59,6 +60,7 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
     dim: int | None
     eps: float
     _frozen: "FrozenWeight | None" = None  # set by wnfused.frozen, and only while it is active
+    _written: "WrittenWeight | None" = None  # set by wnfused.model_weights, and only during a call of the model
 
     def _take_over(self, plain: nn.Module, activation: str | None, dim: int | None, eps: float) -> None:
         """Take over the state of the newly built twin ``plain``: its geometry, random weights and defaults."""
@@ -76,10 +78,14 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
         return self._forward(input)
 
     def _forward(self, input: Tensor, *more: Any) -> Tensor:
-        """One operator of input, gain and direction; inside ``wnfused.frozen`` the plain layer with the kept weight."""
+        """One operator of input, gain and direction; the plain layer where a whole-model context has the weight."""
         frozen = self._frozen
         if frozen is not None and (plain := frozen.weight_and_bias(self)) is not None:
             y = self._plain(input, *plain, *more)
+            return y if self.activation is None else y.relu_()
+        written = self._written
+        if written is not None and (weight := written.weight_for(self, input)) is not None:
+            y = self._plain(input, weight, self.bias, *more)
             return y if self.activation is None else y.relu_()
         parameters: dict[str, Any] = self._parameters  # nn.Module.__getattr__ takes 10 times as long
         try:
@@ -174,7 +180,7 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_frozen"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_frozen", "_written")}
 
 
 def become(

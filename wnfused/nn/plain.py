@@ -10,7 +10,7 @@ from wnfused.nn.torch_hooks import unmark
 if TYPE_CHECKING:
     from wnfused.nn.base import WeightNormalized
 
-_OURS = ("activation", "dim", "eps", "_frozen")
+_OURS = ("activation", "dim", "eps", "_frozen", "_written")
 
 
 def folded_weight(layer: "WeightNormalized") -> nn.Parameter:

@@ -5,7 +5,6 @@ The public functions check their arguments first and name themselves in errors. 
 reach Python.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,8 +62,8 @@ def _weight(op: str, v: Tensor, g: Tensor, dim: int | None, eps: float) -> None:
         raise ArgumentValueError(
             f"{op}: g: shape {list(g.shape)} does not fit v of shape {list(v.shape)} and dim={dim}"
         )
-    if not 0 <= eps < math.inf:
-        raise ArgumentValueError(f"{op}: eps: expected a finite number >= 0, got {eps}")
+    if not 0 <= eps <= torch.finfo(opmath(v.dtype)).max:
+        raise ArgumentValueError(f"{op}: eps: expected a finite {opmath(v.dtype)} number >= 0, got {eps}")
 
 
 def _bias(op: str, bias: Tensor | None, v: Tensor, channels: int) -> None:
@@ -77,6 +76,12 @@ def _norms(op: str, norms: Tensor, v: Tensor, g: Tensor) -> None:
     _beside_v(f"{op}: norms", norms, v)
     _dtype(f"{op}: norms", norms, opmath(v.dtype))
     _shape(f"{op}: norms", norms, tuple(g.shape))
+
+
+def _mask(op: str, mask: Sequence[bool], count: int) -> None:
+    """Real calls convert the list to a fixed-size array; fakes get it as it is."""
+    if len(mask) != count:
+        raise ArgumentValueError(f"{op}: mask: expected {count} booleans, got {list(mask)}")
 
 
 def _output_side(op: str, dy: Tensor, y: Tensor | None, x: Tensor, shape: tuple[int, ...]) -> None:
@@ -173,6 +178,7 @@ def _check_weight_norm_backward(dw, v, g, norms, dim, eps, mask):
     _beside_v(f"{op}: dw", dw, v)
     _shape(f"{op}: dw", dw, tuple(v.shape))
     _norms(op, norms, v, g)
+    _mask(op, mask, 2)
 
 
 def _check_linear(x, v, g, bias, dim, eps, relu):
@@ -187,6 +193,7 @@ def _check_linear_backward(dy, x, v, g, norms, y, dim, eps, biased, mask):
     _weight(op, v, g, dim, eps)
     _norms(op, norms, v, g)
     _output_side(op, dy, y, x, _linear_input(op, x, v))
+    _mask(op, mask, 4)
 
 
 def _check_convolution(x, v, g, bias, stride, padding, dilation, transposed, output_padding, groups, dim, eps, relu):
@@ -204,6 +211,47 @@ def _check_convolution_backward(
     _norms(op, norms, v, g)
     shape = _geometry(op, x, v, stride, padding, dilation, transposed, output_padding, groups)
     _output_side(op, dy, y, x, shape)
+    _mask(op, mask, 4)
+
+
+def _check_weights(
+    op: str, v: Sequence[Tensor], g: Sequence[Tensor], dims: Sequence[int], eps: Sequence[float]
+) -> None:
+    if not v:
+        raise ArgumentValueError(f"{op}: v: expected at least one weight, got an empty list")
+    for name, values in (("g", g), ("dims", dims), ("eps", eps)):
+        if len(values) != len(v):
+            raise ArgumentValueError(f"{op}: {name}: expected {len(v)} like v, got {len(values)}")
+    for i in range(len(v)):
+        _weight(f"{op}: weight {i}", v[i], g[i], None if dims[i] == -1 else dims[i], eps[i])
+        for name, t, first in (("v", v[i], v[0]), ("g", g[i], g[0])):
+            _dtype(f"{op}: weight {i}: {name}", t, first.dtype)
+        if v[i].device != v[0].device:
+            raise ArgumentValueError(
+                f"{op}: weight {i}: v: expected device {v[0].device} like others, got {v[i].device}"
+            )
+
+
+def _check_model_weights(v, g, dims, eps, dtype):
+    op = "wnfused::model_weights"
+    _check_weights(op, v, g, dims, eps)
+    if dtype not in FLOATS or (dtype == torch.float64) != (v[0].dtype == torch.float64):
+        raise ArgumentTypeError(f"{op}: dtype: expected a floating dtype that fits v of {v[0].dtype}, got {dtype}")
+
+
+def _check_model_weights_backward(dw, v, g, norms, dims, eps, want_v, want_g):
+    op = "wnfused::model_weights_backward"
+    _check_weights(op, v, g, dims, eps)
+    for name, values in (("dw", dw), ("want_v", want_v), ("want_g", want_g)):
+        if len(values) != len(v):
+            raise ArgumentValueError(f"{op}: {name}: expected {len(v)} like v, got {len(values)}")
+    for i, t in enumerate(dw):
+        _beside_v(f"{op}: weight {i}: dw", t, v[i])
+        _dtype(f"{op}: weight {i}: dw", t, dw[0].dtype)
+        _shape(f"{op}: weight {i}: dw", t, tuple(v[i].shape))
+    _beside_v(f"{op}: norms", norms, v[0])
+    _dtype(f"{op}: norms", norms, opmath(v[0].dtype))
+    _shape(f"{op}: norms", norms, (sum(t.numel() for t in g),))
 
 
 CHECKS: dict[str, Callable[..., None]] = {
@@ -213,4 +261,6 @@ CHECKS: dict[str, Callable[..., None]] = {
     "linear_backward": _check_linear_backward,
     "convolution": _check_convolution,
     "convolution_backward": _check_convolution_backward,
+    "model_weights": _check_model_weights,
+    "model_weights_backward": _check_model_weights_backward,
 }

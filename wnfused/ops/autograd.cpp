@@ -41,6 +41,21 @@ std::tuple<Tensor, Tensor> cpu_weight_norm_backward(const Tensor& dw, const Tens
   return weight_norm_backward(dw, v, g, norms.contiguous(), dim, mask);
 }
 
+std::tuple<std::vector<Tensor>, Tensor> cpu_model_weights(at::TensorList v, at::TensorList g, Ints dims,
+                                                          at::ArrayRef<double> eps, at::ScalarType dtype) {
+  if (!native_chosen) return ModelWeightsOp::python().call(v, g, dims, eps, dtype);
+  check_model_weights(v, g, dims, eps, dtype);
+  return model_weights(v, g, dims, eps, dtype);
+}
+
+std::tuple<std::vector<Tensor>, std::vector<Tensor>> cpu_model_weights_backward(
+    at::TensorList dw, at::TensorList v, at::TensorList g, const Tensor& norms, Ints dims, at::ArrayRef<double> eps,
+    c10::List<bool> want_v, c10::List<bool> want_g) {
+  if (!native_chosen) return ModelWeightsBackwardOp::python().call(dw, v, g, norms, dims, eps, want_v, want_g);
+  check_model_weights_backward(dw, v, g, norms, dims, eps, want_v, want_g);
+  return model_weights_backward(dw, v, g, norms.contiguous(), dims, want_v, want_g);
+}
+
 Forward cpu_linear(const Tensor& x, const Tensor& v, const Tensor& g, const MaybeTensor& bias, Dim dim, double eps,
                    bool relu) {
   if (!native_chosen) return launched_linear(x, v, g, bias, dim, eps, relu);
@@ -249,6 +264,8 @@ Forward autograd_convolution(c10::DispatchKeySet keys, const Tensor& x, const Te
 TORCH_LIBRARY_IMPL(wnfused, CPU, m) {
   m.impl("weight_norm", cpu_weight_norm);
   m.impl("weight_norm_backward", cpu_weight_norm_backward);
+  m.impl("model_weights", cpu_model_weights);
+  m.impl("model_weights_backward", cpu_model_weights_backward);
   m.impl("linear", cpu_linear);
   m.impl("linear_backward", cpu_linear_backward);
   m.impl("convolution", cpu_convolution);

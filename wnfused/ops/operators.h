@@ -19,6 +19,11 @@ using Ints = at::IntArrayRef;
 using WeightNorm = Forward(const Tensor&, const Tensor&, Dim, double);
 using WeightNormBackward =
     std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, Dim, double, std::array<bool, 2>);
+using ModelWeights = std::tuple<std::vector<Tensor>, Tensor>(at::TensorList, at::TensorList, Ints, at::ArrayRef<double>,
+                                                             at::ScalarType);
+using ModelWeightsBackward = std::tuple<std::vector<Tensor>, std::vector<Tensor>>(
+    at::TensorList, at::TensorList, at::TensorList, const Tensor&, Ints, at::ArrayRef<double>, c10::List<bool>,
+    c10::List<bool>);
 using Linear = Forward(const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&, Dim, double, bool);
 using LinearBackward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                  const MaybeTensor&, Dim, double, bool, std::array<bool, 4>);
@@ -41,6 +46,8 @@ using ConvolutionBackward = Gradients(const Tensor&, const Tensor&, const Tensor
   };
 WNFUSED_OPERATOR(WeightNorm, "weight_norm")
 WNFUSED_OPERATOR(WeightNormBackward, "weight_norm_backward")
+WNFUSED_OPERATOR(ModelWeights, "model_weights")
+WNFUSED_OPERATOR(ModelWeightsBackward, "model_weights_backward")
 WNFUSED_OPERATOR(Linear, "linear")
 WNFUSED_OPERATOR(LinearBackward, "linear_backward")
 WNFUSED_OPERATOR(Convolution, "convolution")

@@ -11,6 +11,8 @@ has its signature (``schema.py``). Without norms, the backward functions recompu
 differentiable in v.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -81,6 +83,18 @@ def weight_norm(v: Tensor, g: Tensor, dim: int | None, eps: float) -> tuple[Tens
     return _normalized(v, g, norms), norms
 
 
+class _Plain:
+    """The formulas below for the weight alone. Double backward passes the operators of the same names instead."""
+
+    @staticmethod
+    def weight_norm(v: Tensor, g: Tensor, norms: Tensor | None, dim: int | None, eps: float) -> Tensor:
+        return _normalized(v, g, row_norms(v, dim, eps) if norms is None else norms)
+
+    @staticmethod
+    def weight_norm_backward(*args: Any) -> Gradients:
+        return weight_norm_backward(*args)
+
+
 def weight_norm_backward(
     dw: Tensor, v: Tensor, g: Tensor, norms: Tensor | None, dim: int | None, eps: float, mask: list[bool]
 ) -> Gradients:
@@ -90,6 +104,35 @@ def weight_norm_backward(
     c = _row_sum(dw * u, dim)
     dv = (_scale(g, norms) * (dw - c * u)).to(v.dtype) if mask[0] else None
     return dv, c.to(g.dtype) if mask[1] else None
+
+
+def model_weights(
+    v: list[Tensor], g: list[Tensor], dims: list[int], eps: list[float], dtype: torch.dtype
+) -> tuple[list[Tensor], Tensor]:
+    """``weight_norm`` of many weights, in ``dtype``; a dim of -1 stands for None."""
+    weights, norms = [], []
+    for v_one, g_one, dim, eps_one in zip(v, g, dims, eps, strict=True):
+        own = row_norms(v_one, None if dim < 0 else dim, eps_one)
+        weights.append((v_one.to(own.dtype) * _scale(g_one, own)).to(dtype))  # rounded once
+        norms.append(own.reshape(-1))
+    return weights, torch.cat(norms)
+
+
+def model_weights_backward(
+    dw: list[Tensor], v: list[Tensor], g: list[Tensor], norms: Tensor | None, dims: list[int], eps: list[float],
+    want_v: list[bool], want_g: list[bool],
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    """The requested dv and the requested dg, in the order of the weights."""
+    known = [None] * len(v) if norms is None else norms.split([t.numel() for t in g])
+    dvs: list[Tensor] = []
+    dgs: list[Tensor] = []
+    for i, (v_one, g_one) in enumerate(zip(v, g, strict=True)):
+        own, mask = known[i], [want_v[i], want_g[i]]
+        own = None if own is None else own.view(g_one.shape)
+        dv, dg = weight_norm_backward(dw[i], v_one, g_one, own, None if dims[i] < 0 else dims[i], eps[i], mask)
+        dvs += [] if dv is None else [dv]
+        dgs += [] if dg is None else [dg]
+    return dvs, dgs
 
 
 def linear(
@@ -111,17 +154,17 @@ def linear_backward(
     eps: float,
     biased: bool,
     mask: list[bool],
+    weights: Any = _Plain,
 ) -> Gradients:
     """(dx, dv, dg, db), as selected by ``mask``; y is the output if a ReLU was fused."""
-    norms = row_norms(v, dim, eps) if norms is None else norms
     dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
     rows = dy.reshape(dy.numel() // v.shape[0] if v.shape[0] else x[..., 0:1].numel(), v.shape[0])  # [M, N]
     dx = dv = dg = None
     if mask[0]:
-        dx = dy @ _normalized(v, g, norms).to(dy.dtype)
+        dx = dy @ weights.weight_norm(v, g, norms, dim, eps).to(dy.dtype)
     if mask[1] or mask[2]:
         dw = rows.t() @ x.reshape(rows.shape[0], v.shape[1])  # [N, K]
-        dv, dg = weight_norm_backward(dw, v, g, norms, dim, eps, mask[1:3])
+        dv, dg = weights.weight_norm_backward(dw, v, g, norms, dim, eps, mask[1:3])
     return dx, dv, dg, rows.sum(0, dtype=opmath(dy.dtype)) if mask[3] else None
 
 
@@ -162,11 +205,11 @@ def convolution_backward(
     dim: int | None,
     eps: float,
     mask: list[bool],
+    weights: Any = _Plain,
 ) -> Gradients:
     """(dx, dv, dg, db), as selected by ``mask``; y is the output if a ReLU was fused."""
-    norms = row_norms(v, dim, eps) if norms is None else norms
     dy = dy if y is None else torch.where(y <= 0, 0.0, dy)
-    w = _normalized(v, g, norms).to(x.dtype)
+    w = weights.weight_norm(v, g, norms, dim, eps).to(x.dtype)
     need_dw = mask[1] or mask[2]
     dx = dv = dg = None
     if mask[0] or need_dw:
@@ -174,5 +217,5 @@ def convolution_backward(
             dy, x, w, None, stride, padding, dilation, transposed, output_padding, groups, [mask[0], need_dw, False]
         )
     if need_dw:
-        dv, dg = weight_norm_backward(dw, v, g, norms, dim, eps, mask[1:3])
+        dv, dg = weights.weight_norm_backward(dw, v, g, norms, dim, eps, mask[1:3])
     return dx, dv, dg, dy.sum((0, *range(2, dy.ndim)), dtype=opmath(dy.dtype)) if mask[3] else None

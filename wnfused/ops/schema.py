@@ -3,6 +3,8 @@
 ``norms`` has the shape of g and the dtype of statistics. In the backward operators ``y`` is the saved output if a ReLU
 was fused, ``biased`` says whether y includes a bias (without one, dg can be computed from y), and ``mask`` selects the
 requested gradients; the others are returned undefined.
+``model_weights`` is ``weight_norm`` of many weights of one dtype: a dim of -1 stands for None, and ``norms`` holds the
+norms of all of them in one dimension. Its backward returns only the requested gradients.
 Each operator has a second overload, ``.python``, which always selects the backend in Python: the native library
 replaces the default overload for CPU tensors and calls ``.python`` when another backend is selected.
 """
@@ -32,6 +34,10 @@ SCHEMAS = {
     " -> (Tensor y, Tensor norms)",
     "convolution_backward": f"(Tensor dy, {_SAVED}, {_GEOMETRY}, int? dim, float eps, bool[4] mask)"
     " -> (Tensor dx, Tensor dv, Tensor dg, Tensor db)",
+    "model_weights": "(Tensor[] v, Tensor[] g, int[] dims, float[] eps, ScalarType dtype)"
+    " -> (Tensor[] w, Tensor norms)",
+    "model_weights_backward": "(Tensor[] dw, Tensor[] v, Tensor[] g, Tensor norms, int[] dims, float[] eps,"
+    " bool[] want_v, bool[] want_g) -> (Tensor[] dv, Tensor[] dg)",
 }
 
 LIBRARY = Library("wnfused", "DEF")
@@ -83,6 +89,16 @@ def _fake_convolution_backward(
     return _fake_gradients(dy, torch.empty_like(x), v, g, dy.shape[1], mask)
 
 
+def _fake_model_weights(v, g, dims, eps, dtype):
+    norms = g[0].new_empty(sum(t.numel() for t in g), dtype=reference.opmath(v[0].dtype))
+    return [torch.empty_like(t, dtype=dtype) for t in v], norms
+
+
+def _fake_model_weights_backward(dw, v, g, norms, dims, eps, want_v, want_g):
+    dv = [torch.empty_like(t) for t, wanted in zip(v, want_v, strict=True) if wanted]
+    return dv, [torch.empty_like(t) for t, wanted in zip(g, want_g, strict=True) if wanted]
+
+
 _FAKES: dict[str, Callable[..., Any]] = {
     "weight_norm": _fake_weight_norm,
     "weight_norm_backward": _fake_weight_norm_backward,
@@ -90,6 +106,8 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "linear_backward": _fake_linear_backward,
     "convolution": _fake_convolution,
     "convolution_backward": _fake_convolution_backward,
+    "model_weights": _fake_model_weights,
+    "model_weights_backward": _fake_model_weights_backward,
 }
 
 

@@ -107,9 +107,10 @@ OTHER_KERNELS = {
     "prepare_gradient": "prepare",
     "finish_weight": "finish",
     "scale_channels": "affine",
-    "many_row_norms": "multi",
+    "write_model_weights": "model_weights",
+    "project_model_weights": "model_weights",
 }
-_FLOAT64_MODULES = ("rows", "affine")
+_FLOAT64_MODULES = ("rows", "affine", "model_weights")
 KERNELS = {**MATMUL_KERNELS, **OTHER_KERNELS}
 
 # A 3×3 convolution of 256 channels, padding 1, on 56×56 images in channels-last memory.
@@ -141,7 +142,8 @@ _PIXEL_SIZES = {
     "elements": 4096 * 4096, "channels": 4096, "batch": 4096, "pixels": 1, "gain_step": 1, "gain_period": 4096,
     **{f"{t}_{name}": size for t in ("dy", "t") for name, size in (("batch", 4096), ("channel", 1), ("pixel", 1))},
 }  # fmt: skip
-_TABLES = {"programs": "i64", "weights": "i64", "eps": "fp32", "out": "fp32"}
+_BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+_TABLES = {"programs": "i64", "weights": "i64", "addresses": "i64", "eps": "fp64"}
 
 
 class Mode(NamedTuple):
@@ -292,7 +294,8 @@ def _matmul(kernel: str, target: str, dtypes: Dtypes, tile: Tile, mode: Mode, pl
         "MIXED": dtypes.activations != dtypes.weights, "SUM_FAR": False, "BLOCK_P": 64, "BLOCK_C": 32,
         "LANES": 128 // int(dtypes.weights.strip("bfp")),
         **({"K2": 1, "K1": 3, "K0": 3} if module == "conv" else {}),
-        **PLAIN.get(kernel, _FEW_ROWS), **mode.constants, **_blocks(kernel, tile),
+        **PLAIN.get(kernel, _FEW_ROWS), **mode.constants,
+        "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k,
     }  # fmt: skip
     constants = {name: value for name, value in constants.items() if value != _POINTER}
     sizes = {**(_SIZES if module == "conv" else _LINEAR_SIZES), **dict(mode.sizes)}
@@ -307,19 +310,10 @@ def _precision(target: str, dtypes: Dtypes) -> str:
     return ("xf32" if target.startswith("gfx") else "tf32") if dtypes.rounded else "ieee"
 
 
-def _blocks(kernel: str, tile: Tile) -> dict[str, Constant]:
-    """Map a tile to each kernel's M, N and K, as the launches in run_linear and run_conv do."""
-    m, n, k = tile.m, tile.n, tile.k
-    if kernel in ("linear_weight_gradient", "weight_gradient"):
-        m, n, k = tile.k, tile.m, tile.n
-    elif kernel == "linear_input_gradient":
-        m, n, k = tile.m, tile.k, tile.n
-    return {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
-
-
 _ACROSS = Mode("rows side by side", {"OUTER_IS_ONE": False, "BLOCK_R": 64, "BLOCK_E": 32})
 _WHOLE_ROWS: dict[str, Constant] = {"scales": None, "squares": None}
 _RELU: dict[str, Constant] = {"mask_source": _POINTER, "mask_near": _POINTER, "mask_far": _POINTER}
+_MASTERS = "16-bit weights of float32 masters"
 _OTHER_MODES = {
     "finish_linear": (Mode("single pass", {}), Mode("norms first", {"SINGLE_PASS": False, "squares": None})),
     "partial_norms": (
@@ -344,6 +338,10 @@ _OTHER_MODES = {
         Mode("guarded", {"dots": None, "dg": None, "factor": _POINTER, "MIXED": True}),
     ),
     **dict.fromkeys(
+        ("write_model_weights", "project_model_weights"),
+        (Mode("", {}), Mode(_MASTERS, {"W": "bf16", "LANES": 8})),
+    ),
+    **dict.fromkeys(
         ("depthwise_gather", "depthwise_scatter", "depthwise_weight_gradient"), (Mode("", {}), Mode("ReLU", _RELU))
     ),
 }
@@ -352,7 +350,7 @@ _OTHER_MODES = {
 def _others(kernel: str, target: str) -> Iterator[Build]:
     for dtypes in (BF16, FP16, FP32, *((FP64,) if OTHER_KERNELS[kernel] in _FLOAT64_MODULES else ())):
         for mode in _OTHER_MODES.get(kernel, (Mode("", {}),)):
-            if mode.name != "guarded" or dtypes == FP16:
+            if dtypes == {"guarded": FP16, _MASTERS: FP32}.get(mode.name, dtypes):
                 yield _other(kernel, target, dtypes, mode)
 
 
@@ -360,7 +358,7 @@ def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
     constants: dict[str, Constant] = {
         "GAIN": "output", "SINGLE_PASS": True, "RELU": True, "INDEX64": False, "OUTER_IS_ONE": True,
         "STATISTICS": dtypes.statistics, "K2": 1, "K1": 3, "K0": 3, "FROM_SPLITS": False, "SUM_FAR": False,
-        "FIELDS": 6, **NORM_TILES, "DTYPE": dtypes.weights, "MIXED": False,
+        **NORM_TILES, **dict.fromkeys("VGW", dtypes.weights), "LANES": 16 // _BYTES[dtypes.weights], "MIXED": False,
         "BLOCK_R": 128 if kernel == "combine_norms" else 1, "BLOCK_E": 2048,
         **({"BLOCK_M": 16, "BLOCK_N": 64} if kernel == "finish_linear" else {}),
         "BLOCK_P": 64, "BLOCK_C": {"scale_channels": 64, "finish_weight": 128}.get(kernel, 32),
@@ -372,7 +370,7 @@ def _other(kernel: str, target: str, dtypes: Dtypes, mode: Mode) -> Build:
     else:
         sizes = {**_LINEAR_SIZES, **_ROW_SIZES, **_PIXEL_SIZES}
     constants = {name: value for name, value in {**constants, **mode.constants}.items() if value != _POINTER}
-    pointers = _items(_TABLES) if kernel == "many_row_norms" else mode.pointers
+    pointers = _items(_TABLES) if OTHER_KERNELS[kernel] == "model_weights" else mode.pointers
     module, name = OTHER_KERNELS[kernel], mode.name or "as shipped"
     return Build(kernel, module, target, dtypes, name, None, _items(sizes), _items(constants), pointers=pointers)
 

@@ -109,7 +109,7 @@ def _constant(name: str, value: Any) -> Any:
     import triton.language as tl
 
     types = {"fp64": tl.float64, "fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
-    return types[value] if name in ("STATISTICS", "DTYPE") else value
+    return types[value] if name in ("STATISTICS", "V", "G", "W") else value
 
 
 def _type(name: str, build: Build) -> str:

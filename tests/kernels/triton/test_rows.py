@@ -1,15 +1,12 @@
-"""The Triton row kernels and the multi-tensor norms behind ``precompute_norms``."""
+"""The Triton row kernels."""
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-import wnfused
 from tests.support.reference import assert_close
 from tests.support.triton_cases import DEVICE, gains, tensors, wide
-from wnfused.kernels.triton import run_multi, run_rows
+from wnfused.kernels.triton import run_rows
 from wnfused.kernels.triton.launch import consumed_by
-from wnfused.ops import precomputed_norms
 from wnfused.ops import reference as formulas
 from wnfused.ops.backends import triton as triton_backend
 
@@ -55,96 +52,6 @@ def test_a_split_norm_beyond_float32() -> None:
     v = torch.full((128, 4160), 2.92e16, device=DEVICE)  # 32 parts
     norms = run_rows.row_norms(v, v.new_ones(()), None, 0.0)
     assert_close(norms.cpu(), formulas.row_norms(v.double().cpu(), None).view(()))
-
-
-# --- all norms of a model in one launch -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_many_norms(dtype: torch.dtype) -> None:
-    """Contiguous rows, aligned or not; many and few interleaved rows; one norm over the whole weight."""
-    shapes = [
-        ((7, 5), 0, 0.0), ((600, 3), 1, 1e-3), ((3, 700), 0, 0.0), ((4, 3, 2, 2), 1, 0.0), ((5, 6), None, 0.5),
-        ((6, 1048), 0, 0.1), ((33, 130), 1, 0.0), ((2, 3, 40), 1, 0.0), ((9, 8, 3), 2, 0.0),
-    ]  # fmt: skip
-    weights = [run_multi.Weight(tensors(((49,), dtype))[0][1:].view(3, 16), (3, 1), 0, 0.0)]  # unaligned
-    for shape, dim, eps in shapes:
-        (v,) = tensors((shape, dtype))
-        weights.append(run_multi.Weight(v, formulas.gain_shape(shape, dim), dim, eps))
-    for weight, norms in zip(weights, run_multi.many_norms(weights), strict=True):
-        assert norms.shape == weight.gain_shape
-        assert_close(norms.cpu(), formulas.row_norms(weight.v.double().cpu(), weight.dim, weight.eps))
-
-
-def test_many_norms_of_extreme_and_zero_rows() -> None:
-    (v,) = tensors(((6, 700), torch.float32))
-    v *= torch.tensor([1e-30, 1e-20, 1.0, 1e20, 1e30, 0.0], device=DEVICE)[:, None]
-    (norms,) = run_multi.many_norms([run_multi.Weight(v, (6, 1), 0, 0.0)])
-    for own, want in zip(norms.flatten(), formulas.row_norms(v.double().cpu(), 0).flatten(), strict=True):
-        assert_close(own[None].cpu(), want[None])
-
-
-def test_a_norm_too_long_for_one_program_is_left_to_the_layer() -> None:
-    v = torch.empty(2, run_multi.LONGEST_ROW, device="meta")
-    assert run_multi.supported(v, 0)
-    assert not run_multi.supported(v, None)
-
-
-def network() -> nn.Module:
-    model = nn.Sequential(
-        wnfused.WNConv1d(3, 5, 3), wnfused.WNConvTranspose1d(5, 4, 2), nn.Flatten(), wnfused.WNLinear(28, 6)
-    )
-    return model.to(DEVICE)
-
-
-@pytest.fixture
-def _triton() -> object:
-    with wnfused.backend("triton"):
-        yield
-
-
-@pytest.mark.usefixtures("_triton")
-def test_precompute_norms_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is one launch for all norms, and no layer computes its own."""
-    model, x = network(), torch.randn(2, 3, 8, device=DEVICE)
-    wanted = model(x)
-    with wnfused.precompute_norms(model) as count:
-        assert count == 3
-        computed: list[Tensor] = []
-        monkeypatch.setattr(run_rows, "row_norms", lambda v, *rest: computed.append(v))
-        for name in ("run_conv", "run_linear"):
-            module = __import__(f"wnfused.kernels.triton.{name}", fromlist=["row_norms"])
-            monkeypatch.setattr(module, "row_norms", lambda v, *rest: computed.append(v))
-        y = model(x)
-        assert computed == []
-        monkeypatch.undo()
-    torch.testing.assert_close(y, wanted)
-    y.sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    assert precomputed_norms.find(model[0].weight_v, 0, 0.0) is None
-
-
-@pytest.mark.usefixtures("_triton")
-def test_a_changed_weight_is_noticed() -> None:
-    model, x = network(), torch.randn(2, 3, 8, device=DEVICE)
-    with wnfused.precompute_norms(model), torch.no_grad():
-        model[0].weight_v.mul_(2.0).add_(1.0)
-        y = model(x)
-    torch.testing.assert_close(y, model(x).detach())
-
-
-def test_other_backends_precompute_nothing() -> None:
-    model = network()
-    with wnfused.backend("torch"), wnfused.precompute_norms(model) as count:
-        assert count == 0
-
-
-def test_precompute_norms_requires_a_module() -> None:
-    with (
-        pytest.raises(TypeError, match="precompute_norms: model: expected an nn.Module, got list"),
-        wnfused.precompute_norms([]),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((37, 300), 0), ((6, 5, 40), 1), ((3, 70), None)], ids=str)

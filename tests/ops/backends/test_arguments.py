@@ -127,8 +127,17 @@ def test_dim_and_eps(name: str) -> None:
     for dim in (-1, 2 if "convolution" not in name else 4, 2**40):
         refused(name, "dim", dim)
     refused(name, "dim", None, named="g")
-    for eps in (-1.0, float("inf"), float("nan")):
+    for eps in (-1.0, float("inf"), float("nan"), 1e39):  # 1e39: finite, but not in float32, the dtype of the norms
         refused(name, "eps", eps)
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name.endswith("_backward")])
+def test_masks_of_another_length(name: str) -> None:
+    mask = good(name)["mask"]
+    for value in ([], mask[1:], [*mask, True]):
+        for door in DOORS:
+            with pytest.raises(RuntimeError, match="fixed-size array|mask: expected"):
+                door(name, {**good(name), "mask": value})
 
 
 @pytest.mark.parametrize("name", ["convolution", "convolution_backward"])

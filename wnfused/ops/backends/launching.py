@@ -6,7 +6,6 @@ import threading
 import torch
 
 from wnfused.kernels.triton import support, table
-from wnfused.ops import precomputed_norms
 from wnfused.ops.backends import native, registry
 
 log = logging.getLogger("wnfused")
@@ -40,11 +39,10 @@ def _connect() -> str | None:
         return f"the NVIDIA driver library cannot be used: {error}"
     table.use_driver(driver)
     registry.on_select(lambda name: _update())
-    precomputed_norms.on_change(_update)
     return None
 
 
 def _update() -> None:
-    """Calls are looked up only while this backend is selected and every call computes its own norms."""
-    used = registry.chosen() in ("auto", "triton") and not precomputed_norms.any_known()
+    """Calls are looked up only while this backend is selected."""
+    used = registry.chosen() in ("auto", "triton")
     table.activate("cuda" if used else None)

@@ -7,8 +7,11 @@ module decides whether the library can be loaded, and informs it of the selected
 """
 
 import ctypes
+import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -20,6 +23,9 @@ from wnfused.ops.backends import registry
 
 _NAME = "wnfused_native"
 _SOURCES = (*cpu_build.SOURCES, *sorted(Path(__file__).parents[1].glob("*.cpp")), table.SOURCE)
+PRODUCTS = ("output", "input gradient", "weight gradient")  # in the order of plan.h
+ROUTES = ("scaled weight", "scaled output", "scaled input", "patches", "direct")
+_GEOMETRY = ("stride", "padding", "dilation", "transposed", "output_padding", "groups", "dim")
 _state: dict[str, str | None] = {}  # "reason": None once loaded, else why not; absent before the first attempt
 
 
@@ -79,7 +85,34 @@ def _load() -> str | None:
     choose.argtypes = [ctypes.c_bool]
     registry.on_select(lambda name: choose(name in ("auto", "native")))
     table.load(path)
+    if file := os.environ.get("WNFUSED_CPU_ROUTES"):
+        use_routes(Path(file))
     return None
+
+
+def use_routes(file: Path) -> None:
+    """Take the routes of convolutions from a file that ``wnfused tune --device cpu`` wrote, instead of the rule's.
+
+    They apply to the same shapes with the same number of threads. Raises ``ValueError`` if the file is not usable.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        threads, answers = content["threads"], content["routes"]
+        routes = [(PRODUCTS.index(a["product"]), ROUTES.index(a["route"]), _problem(a)) for a in answers]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        raise ValueError(
+            f"WNFUSED_CPU_ROUTES: {str(file)!r} is not a file of 'wnfused tune --device cpu': {reason}"
+        ) from None
+    if threads == torch.get_num_threads():
+        for product, route, problem in routes:
+            torch.ops.wnfused_plan.set_route(product, route, *problem)
+
+
+def _problem(answer: dict[str, Any]) -> tuple[Any, ...]:
+    """A problem as the operators of ``wnfused_plan`` take it: the tensors matter by shape only."""
+    tensors = (torch.empty(answer[name]) for name in ("x", "v", "g"))
+    return (*tensors, *(answer[name] for name in _GEOMETRY))
 
 
 def operators() -> SimpleNamespace:

@@ -17,6 +17,8 @@ __all__ = [
     "convolution_backward",
     "linear",
     "linear_backward",
+    "model_weights",
+    "model_weights_backward",
     "weight_norm",
     "weight_norm_backward",
 ]
@@ -46,3 +48,14 @@ def linear_backward(dy: Tensor, x: Tensor, v: Tensor, *rest: Any) -> Gradients:
 def convolution_backward(dy: Tensor, x: Tensor, v: Tensor, *rest: Any) -> Gradients:
     dx, dv, dg, db = reference.convolution_backward(dy, x, v, *rest)
     return laid_out_like(dx, x), laid_out_like(dv, v), dg, db
+
+
+def model_weights(v: list[Tensor], *rest: Any) -> tuple[list[Tensor], Tensor]:
+    weights, norms = reference.model_weights(v, *rest)
+    return [laid_out_like(w, like) for w, like in zip(weights, v, strict=True)], norms
+
+
+def model_weights_backward(dw: list[Tensor], v: list[Tensor], *rest: Any) -> tuple[list[Tensor], list[Tensor]]:
+    dv, dg = reference.model_weights_backward(dw, v, *rest)
+    like = [t for t, wanted in zip(v, rest[-2], strict=True) if wanted]
+    return [laid_out_like(t, own) for t, own in zip(dv, like, strict=True)], dg

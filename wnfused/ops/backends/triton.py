@@ -17,12 +17,11 @@ from wnfused.kernels.triton import (
     run_conv,
     run_linear,
     run_linear_backward,
-    run_multi,
     run_rows,
     support,
     table,
 )
-from wnfused.ops import precomputed_norms
+from wnfused.kernels.triton import model_weights as many
 from wnfused.ops.backends import launching
 from wnfused.ops.backends.torch import laid_out_like
 from wnfused.ops.reference import Gradients
@@ -43,8 +42,8 @@ def _is_capturing(t: Tensor) -> bool:
 
 
 def _may_repeat() -> bool:
-    """Recorded calls compute their own norms and launch at once."""
-    return not precomputed_norms.any_known() and not launch.has_consumer()
+    """Recorded calls launch at once."""
+    return not launch.has_consumer()
 
 
 def repeat(name: str, args: tuple[Any, ...]) -> Any:
@@ -122,13 +121,50 @@ def weight_norm_backward(
     return laid_out_like(dv, v), dg
 
 
+def model_weights(
+    v: list[Tensor], g: list[Tensor], dims: list[int], eps: list[float], dtype: torch.dtype
+) -> tuple[list[Tensor], Tensor]:
+    if _is_capturing(v[0]):  # the table of addresses is written by the host, and a graph's replay would not repeat that
+        made = [run_rows.norms_and_weight(*one, dtype) for one in zip(v, g, _dims(dims), eps, strict=True)]
+        weights, norms = [w for _, w in made], torch.cat([own.reshape(-1) for own, _ in made])
+    else:
+        weights, norms = _with_device(v[0], many.forward, v, g, _dims(dims), eps, dtype)
+    return [laid_out_like(w, t) for w, t in zip(weights, v, strict=True)], norms
+
+
+def model_weights_backward(
+    dw: list[Tensor], v: list[Tensor], g: list[Tensor], norms: Tensor, dims: list[int], eps: list[float],
+    want_v: list[bool], want_g: list[bool],
+) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+    if _is_capturing(v[0]):
+        own = norms.split([t.numel() for t in g])
+        parts = zip(dw, v, g, own, dims, eps, want_v, want_g, strict=True)
+        made = [
+            weight_norm_backward(a, b, c, n.view(c.shape), None if dim < 0 else dim, added, [one, other])
+            for a, b, c, n, dim, added, one, other in parts
+        ]
+        dv, dg = [one for one, _ in made], [other for _, other in made]
+    else:
+        dv, dg = _with_device(v[0], many.backward, dw, v, g, norms, _dims(dims), want_v, want_g)
+    laid_out = [laid_out_like(t, like) for t, like in zip(dv, v, strict=True) if t is not None]
+    return laid_out, [t for t in dg if t is not None]
+
+
+def _dims(dims: list[int]) -> list[Dim]:
+    return [None if dim < 0 else dim for dim in dims]
+
+
+def _with_device(first: Tensor, run: Callable[..., Any], *args: Any) -> Any:
+    return _on_its_device(lambda _, *rest: run(*rest))(first, *args)
+
+
 @_on_its_device
 @fitting.retried
 @_recorded
 def linear(
     x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, dim: Dim, eps: float, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    return run_linear.forward(x, v, g, bias, dim, eps, relu, precomputed_norms.find(v, dim, eps))
+    return run_linear.forward(x, v, g, bias, dim, eps, relu, None)
 
 
 @_on_its_device
@@ -150,7 +186,7 @@ def convolution(
     transposed: bool, output_padding: list[int], groups: int, dim: Dim, eps: float, relu: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
-    return run_conv.forward(x, v, g, bias, geometry, dim, eps, relu, precomputed_norms.find(v, dim, eps))
+    return run_conv.forward(x, v, g, bias, geometry, dim, eps, relu, None)
 
 
 @_on_its_device
@@ -164,13 +200,3 @@ def convolution_backward(
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
     dx, dv, dg, db = run_conv.backward(dy, x, v, g, norms, y, geometry, dim, mask)
     return laid_out_like(dx, x), laid_out_like(dv, v), dg, db
-
-
-def takes_many_norms(v: Tensor, dim: Dim) -> bool:
-    """Whether ``many_norms`` supports this weight; a very long row is left to its layer, which splits it."""
-    return run_multi.supported(v, dim)
-
-
-def many_norms(weights: list[tuple[Tensor, tuple[int, ...], Dim, float]]) -> list[Tensor]:
-    """The norms of each (v, shape of g, dim, eps) in one launch. All weights have the same device and dtype."""
-    return run_multi.many_norms([run_multi.Weight(*weight) for weight in weights])

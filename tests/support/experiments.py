@@ -27,7 +27,7 @@ class Listing:
         if job.function == "rl:measure":
             return {"curve": [None, 1.0] * 20, "final_return": 1.0, "started": True, "diverged_step": None}
         accuracy = self.accuracy / (1 + job.settings["config"]["lr"])
-        done = {"diverged_step": None, "threshold_step": None, "steps": 10, "losses": [2.0, 1.0], "seconds": 1.0}
+        done = {"diverged_step": None, "threshold_step": None, "steps": 10, "losses": [2.0, 1.0], "cpu_seconds": 1.0}
         return {**done, "train_accuracy": accuracy, "test_accuracy": accuracy}
 
     def close(self) -> None: ...

@@ -1,8 +1,9 @@
 """What the depth experiments share: per depth and initialization, the largest stable learning rate, then the seeds.
 
 1. Bisect the learning rate with short runs of one seed.
-2. Train the whole length with one seed at the largest stable rate and the ones below it; keep the most accurate.
-3. Spend the other seeds there.
+2. Train with one seed at the largest stable rate and the ones below it, the whole length or, where that is too
+   expensive, as long as in the search; keep the most accurate.
+3. Spend the seeds there.
 
 Every initialization sees the same seeds, and so the same batches.
 """
@@ -34,6 +35,8 @@ class Depth:
     model: str
     search_steps: int  # of the short runs; 0: whole runs, which then serve as those of step 2
     changes: Mapping[str, Any]
+    short_tried: int = 0  # so many rates are compared by short runs, instead of the setting's by whole ones
+    seeds: int | None = None  # instead of the setting's
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ def measure(setting: Setting, sweep: Sweep) -> Cells:
             setting.stable,
         )
         best = _best_rates(setting, depth, stable, sweep)
-        pairs = [(init, seed) for init in setting.inits if best[init] for seed in range(setting.seeds)]
+        seeds = range(depth.seeds or setting.seeds)
+        pairs = [(init, seed) for init in setting.inits if best[init] for seed in seeds]
         jobs = [_trial(setting, depth, init, best[init] or 0.0, seed=seed, test=setting.test) for init, seed in pairs]
         outcomes = sweep.run(f"{depth.layers} layers, seeds", jobs)
         for init in setting.inits:
@@ -93,15 +97,18 @@ def measure(setting: Setting, sweep: Sweep) -> Cells:
 def _best_rates(
     setting: Setting, depth: Depth, stable: Mapping[str, float | None], sweep: Sweep
 ) -> dict[str, float | None]:
-    """The most accurate of the largest stable rates; what diverges in a whole run counts as 0."""
+    """The most accurate of the largest stable rates; a run that diverges counts as 0."""
     tried = {
-        init: [] if rate is None else [r for r in setting.rates if r <= rate][-setting.tried :]
+        init: [] if rate is None else [r for r in setting.rates if r <= rate][-(depth.short_tried or setting.tried) :]
         for init, rate in stable.items()
     }
     pairs = [(init, rate) for init, rates in tried.items() for rate in rates]
-    jobs = [_trial(setting, depth, init, rate, test=setting.test) for init, rate in pairs]
+    if depth.short_tried:
+        score, jobs = "train_accuracy", [_search_trial(setting, depth, init, rate) for init, rate in pairs]
+    else:
+        score, jobs = "test_accuracy", [_trial(setting, depth, init, rate, test=setting.test) for init, rate in pairs]
     scores = {
-        pair: outcome["test_accuracy"] or 0.0
+        pair: outcome[score] or 0.0
         for pair, outcome in zip(pairs, sweep.run(f"{depth.layers} layers, rates", jobs), strict=True)
     }
     best: dict[str, float | None] = {}

@@ -68,7 +68,7 @@ SMALL = Setting(
     {**CIFAR, "batch_size": 64},
     {"wrn-40-1": 256, "resnet164-basic": 64, "resnet164": 64, "wrn-40-10": 4},
     seeds=3,
-    sizes=(32, 64, 128, 256, 512),
+    sizes=(16, 32, 64, 128, 256),
     scatter="wrn-40-1",
     rates=RATES,
     steps=60,

@@ -34,7 +34,7 @@ def trial(*, test: bool | int = False, peer: str | None = None, **config: Any) -
 
 
 def run(settings: dict[str, Any], data_dir: str | None) -> Outcome:
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     config = Config(**settings["config"])
     with distributed.joined(config.device) as world:
         dataset = _data_set(config.data, data_dir)
@@ -57,6 +57,7 @@ def run(settings: dict[str, Any], data_dir: str | None) -> Outcome:
         "train_accuracy": round(accuracy, 4) if finite else None,
         "test_accuracy": tested,
         "seconds": round(time.perf_counter() - start, 2),
+        "cpu_seconds": round(time.process_time() - cpu_start, 2),  # does not depend on what else the machine runs
     }
 
 

@@ -14,8 +14,10 @@ def _layers(blocks: int) -> int:
     return 6 * blocks + 4
 
 
-def _depth(blocks: int, search_steps: int, stem: str = "", **changes: object) -> Depth:
-    return Depth(_layers(blocks), f"wrn-{_layers(blocks)}-1{stem}", search_steps, changes)
+def _depth(
+    blocks: int, search_steps: int, stem: str = "", short_tried: int = 0, seeds: int | None = None, **changes: object
+) -> Depth:
+    return Depth(_layers(blocks), f"wrn-{_layers(blocks)}-1{stem}", search_steps, changes, short_tried, seeds)
 
 
 SMOKE = Setting(
@@ -29,17 +31,19 @@ SMOKE = Setting(
 SMALL = Setting(
     {**CIFAR, "image_size": 16},
     [
-        _depth(1, 100),
-        _depth(16, 40),
-        _depth(166, 20, "-stem2", max_steps=60, batch_size=64),
+        _depth(1, 100, short_tried=5),
+        _depth(16, 40, short_tried=5, max_steps=120),
+        _depth(166, 20, "-stem2", short_tried=5, max_steps=60, batch_size=32),
+        _depth(1666, 5, "-stem2", short_tried=3, seeds=1, max_steps=15, batch_size=16),
     ],
     INITS,
     RATES,
     seeds=3,
     deviations=[
         "CIFAR-10 from a JPEG copy; images averaged down to 16 × 16; 3 seeds instead of 5.",
-        "1000 layers: a stem of stride 2, as the authors' code has for very deep networks; 60 steps of 64 images.",
-        "10,000 layers are left out: they belong to the scale of the paper.",
+        "100 layers: 120 steps of 128 images; 1000 layers: 60 steps of 32 images.",
+        "10,000 layers: 15 steps of 16 images, one seed, which shows whether a network starts and nothing more.",
+        "From 1000 layers on a stem of stride 2, as the authors' code has for very deep networks.",
     ],
 )
 PAPER = Setting(

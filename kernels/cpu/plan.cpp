@@ -20,6 +20,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Routes other than torch's own convolution must be this much cheaper: the constants are from one machine, and a wrong choice
 // would make the layer slower than with torch's weight norm.
 constexpr double kMargin = 1.1;
+constexpr int64_t kFewestPixels = 4;  // vectors of the direct kernels run along pixels: fewer leave most lanes empty
 constexpr int64_t kMostStretch = 4;  // dx of a strided convolution also sums the zeros between dy's pixels
 
 bool on_output(const Problem& p) {
@@ -47,7 +48,7 @@ bool is_possible(Product product, Route route, const Problem& p) {
       return p.contiguous && one_group && filled && p.x[0] == 1 && on_output(p) &&
              pixels <= p.v[0];
     case Route::kDirect:
-      return p.contiguous && one_group && filled && p.dim == Dim(0) && pixels >= kVec &&
+      return p.contiguous && one_group && filled && p.dim == Dim(0) && pixels >= kFewestPixels &&
              (product == Product::kWeightGradient || stride <= (product == Product::kOutput ? 1 : kMostStretch));
   }
   return false;

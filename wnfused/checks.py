@@ -5,7 +5,7 @@ The checks run on every call, before any kernel, so each is a few attribute read
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -141,6 +141,16 @@ def is_integer(value: Any) -> bool:
     return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
+def count(where: str, name: str, value: Any, least: int = 1) -> None:
+    if not is_integer(value) or value < least:
+        raise ArgumentValueError(f"{where}: {name}: expected an int >= {least}, got {value!r}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a real number, such as an int, a float or a NumPy scalar; bool is not accepted."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def sizes(where: str, name: str, value: Any, count: int, least: int) -> list[int]:
     """``value``, an int or a sequence of ``count`` ints, as a list; each must be at least ``least``."""
     if is_integer(value):
@@ -165,8 +175,7 @@ def convolution_shapes(
         raise ArgumentValueError(f"{where}: v: expected {n + 2} non-empty dimensions, got shape {tuple(v)}")
     if len(x) not in (n + 1, n + 2):
         raise ArgumentValueError(f"{where}: x: expected {n + 1} or {n + 2} dimensions, got shape {tuple(x)}")
-    if not is_integer(groups) or groups < 1:
-        raise ArgumentValueError(f"{where}: groups: expected an int >= 1, got {groups!r}")
+    count(where, "groups", groups)
     if v[0] % groups:
         raise ArgumentValueError(f"{where}: groups: expected a divisor of v.shape[0] = {v[0]}, got {groups}")
     channels = v[0] if transposed else v[1] * groups

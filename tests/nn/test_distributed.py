@@ -1,8 +1,6 @@
 """DDP and FSDP2 on gloo: two processes with half of the batch each train as one process with all of it."""
 
 import copy
-import multiprocessing
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import wnfused
+from tests.support.processes import WORLD, run_ranks
 from tests.support.reference import assert_close
 from wnfused import WNConv1d, WNConvTranspose1d, WNLinear
 
-WORLD = 2
 PATIENCE = 120  # seconds until deadlocked processes are terminated
 STEPS = 3
 
@@ -142,19 +140,7 @@ def worker(rank: int, folder: str) -> None:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of each process in every mode; the processes are started once for all tests."""
     folder: Path = tmp_path_factory.mktemp("gloo")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=worker, args=(rank, str(folder)), daemon=True) for rank in range(WORLD)]
-    for process in processes:
-        process.start()
-    deadline = time.monotonic() + PATIENCE
-    try:
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        assert [process.exitcode for process in processes] == [0] * WORLD
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+    run_ranks(worker, folder, PATIENCE)
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

@@ -1,12 +1,10 @@
 """Several processes train like one: DDP and FSDP2 on gloo, ragged batches, checkpoints, a killed worker."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.support.processes import WORLD, run_ranks
 from tests.support.train_cases import config, use, use_for_good
 from wnfused.train import Config, load_best, train
 from wnfused.train.checkpoints import KEYS, load, steps
 from wnfused.train.loop import Trainer
 
-WORLD = 2
 PATIENCE = 150  # seconds until hanging processes are killed
 # 41 images: with batches of 8 the last has one image, and one of two processes none.
 RAGGED = {"epochs": 3, "batch_size": 8, "clip": 1.0, "ema": 0.5, "lr": 0.005}
@@ -72,19 +70,7 @@ def refusal(folder: str) -> str:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gloo")
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=worker, args=(rank, str(folder)), daemon=True) for rank in range(WORLD)]
-    for process in processes:
-        process.start()
-    deadline = time.monotonic() + PATIENCE
-    try:
-        for process in processes:
-            process.join(max(0.0, deadline - time.monotonic()))
-        assert [process.exitcode for process in processes] == [0] * WORLD
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
+    run_ranks(worker, folder, PATIENCE)
     return folder
 
 
@@ -152,6 +138,7 @@ def test_one_process_resumes_a_run_of_two(trained: Path, tmp_path: Path) -> None
 SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
+from tests.support.processes import WORLD, run_ranks
 from tests.support.train_cases import use_for_good
 from wnfused.cli import main
 from wnfused.train.loop import Trainer

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wnfused.checks import is_integer
+from wnfused.checks import is_integer, is_number
 from wnfused.data.seeds import generator
 
 
@@ -59,7 +59,7 @@ def hold_out(split: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 
     The choice depends only on ``seed`` and the number of images; both parts keep the order of ``split``.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+    if not is_number(fraction) or not 0 < fraction < 1:
         raise ValueError(f"hold_out: fraction: expected a number between 0 and 1, got {fraction!r}")
     check_integer("hold_out", "seed", seed)
     count = round(len(split) * fraction)

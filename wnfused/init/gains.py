@@ -13,9 +13,9 @@ which makes the mean squared row norm g². It equals g if the slices are rows, g
 """
 
 import math
-from numbers import Real
 from typing import Any
 
+from wnfused.checks import is_number
 from wnfused.init.layers import Layer
 
 VARIANTS = ("forward", "backward")
@@ -24,7 +24,7 @@ VARIANTS = ("forward", "backward")
 def gain(fan_in: float, fan_out: float, gamma: float) -> float:
     """√(gamma · fan_in / fan_out). ``gamma`` is 2 before a ReLU, 1/B at the end of B residual branches, 1 otherwise."""
     for name, fan in (("fan_in", fan_in), ("fan_out", fan_out)):
-        if not _is_number(fan) or not 0 < fan < math.inf:
+        if not is_number(fan) or not 0 < fan < math.inf:
             raise ValueError(f"gain: {name}: expected a finite number > 0, got {fan!r}")
     check_gamma("gain", "gamma", gamma)
     return math.sqrt(gamma * fan_in / fan_out)
@@ -42,14 +42,10 @@ def gain_parameter(layer: Layer, gamma: float, variant: str) -> float:
 
 
 def check_gamma(where: str, name: str, gamma: Any) -> None:
-    if not _is_number(gamma) or not 0 <= gamma < math.inf:
+    if not is_number(gamma) or not 0 <= gamma < math.inf:
         raise ValueError(f"{where}: {name}: expected a finite number >= 0, got {gamma!r}")
 
 
 def check_variant(where: str, variant: Any) -> None:
     if variant not in VARIANTS:
         raise ValueError(f"{where}: variant: expected one of {', '.join(map(repr, VARIANTS))}, got {variant!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)  # includes numpy scalars

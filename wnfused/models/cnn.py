@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from wnfused.models.layers import Norm, check_count, check_norm, conv
+from wnfused import checks
+from wnfused.models.layers import Norm, check_norm, conv
 
 
 class CNN(nn.Module):
@@ -16,10 +17,10 @@ class CNN(nn.Module):
         self, n: int, *, channels: int = 512, classes: int = 10, in_channels: int = 3, norm: Norm = "weight"
     ) -> None:
         super().__init__()
-        check_count("CNN", "n", n, least=2)
-        check_count("CNN", "channels", channels)
-        check_count("CNN", "classes", classes)
-        check_count("CNN", "in_channels", in_channels)
+        checks.count("CNN", "n", n, least=2)
+        checks.count("CNN", "channels", channels)
+        checks.count("CNN", "classes", classes)
+        checks.count("CNN", "in_channels", in_channels)
         check_norm("CNN", norm)
         first = conv(norm, in_channels, channels, 3, stride=2, relu=True)
         rest = [conv(norm, channels, channels, 3, stride=2 if i == 0 else 1, relu=True) for i in range(n - 1)]

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from wnfused import checks
 from wnfused.nn.layers import WNConv2d, WNLinear
 
 Norm = Literal["weight", "batch", "none"]
@@ -18,11 +17,6 @@ NORMS = ("weight", "batch", "none")
 def check_norm(where: str, norm: Any) -> None:
     if norm not in NORMS:
         raise ValueError(f"{where}: norm: expected one of {', '.join(map(repr, NORMS))}, got {norm!r}")
-
-
-def check_count(where: str, name: str, value: Any, least: int = 1) -> None:
-    if not checks.is_integer(value) or value < least:
-        raise ValueError(f"{where}: {name}: expected an int >= {least}, got {value!r}")
 
 
 def linear(norm: Norm, inputs: int, outputs: int, *, relu: bool = False) -> nn.Module:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.layers import Norm, check_count, check_norm, linear
+from wnfused.models.layers import Norm, check_norm, linear
 
 
 class MLP(nn.Module):
@@ -30,9 +30,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         outputs = classes if outputs is None else outputs
-        check_count("MLP", "depth", depth)
-        check_count("MLP", "inputs", inputs)
-        check_count("MLP", "outputs", outputs)
+        checks.count("MLP", "depth", depth)
+        checks.count("MLP", "inputs", inputs)
+        checks.count("MLP", "outputs", outputs)
         check_norm("MLP", norm)
         sizes = [inputs, *_widths(depth, width)]
         layers = [linear(norm, n, m, relu=True) for n, m in pairwise(sizes)]
@@ -45,7 +45,7 @@ class MLP(nn.Module):
 
 def _widths(depth: int, width: Any) -> list[int]:
     if checks.is_integer(width):
-        check_count("MLP", "width", width)
+        checks.count("MLP", "width", width)
         return [int(width)] * depth
     listed = isinstance(width, Sequence) and not isinstance(width, str)
     if not listed or len(width) != depth or not all(checks.is_integer(w) and w >= 1 for w in width):

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.layers import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_norm, conv
 from wnfused.models.residual import stage
 
 WIDTHS = (16, 32, 64)
@@ -42,8 +42,8 @@ class ResNet(nn.Module):
         layers, form = (9, "9n + 2 (bottlenecks)") if bottleneck else (6, "6n + 2 (basic blocks)")
         if not checks.is_integer(depth) or depth < layers + 2 or (depth - 2) % layers:
             raise ValueError(f"ResNet: depth: expected {form} with n >= 1, got {depth!r}")
-        check_count("ResNet", "classes", classes)
-        check_count("ResNet", "in_channels", in_channels)
+        checks.count("ResNet", "classes", classes)
+        checks.count("ResNet", "in_channels", in_channels)
         check_norm("ResNet", norm)
         blocks, expansion = (depth - 2) // layers, 4 if bottleneck else 1
         sizes = (1, 3, 1) if bottleneck else (3, 3)

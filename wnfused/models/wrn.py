@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from wnfused import checks
-from wnfused.models.layers import Norm, check_count, check_norm, conv
+from wnfused.models.layers import Norm, check_norm, conv
 from wnfused.models.residual import stage
 
 
@@ -36,10 +36,10 @@ class WRN(nn.Module):
     ) -> None:
         super().__init__()
         blocks = _blocks(depth, blocks)
-        check_count("WRN", "k", k)
-        check_count("WRN", "classes", classes)
-        check_count("WRN", "in_channels", in_channels)
-        check_count("WRN", "stem_stride", stem_stride)
+        checks.count("WRN", "k", k)
+        checks.count("WRN", "classes", classes)
+        checks.count("WRN", "in_channels", in_channels)
+        checks.count("WRN", "stem_stride", stem_stride)
         check_norm("WRN", norm)
         self.stem = conv(norm, in_channels, 16 * k, 3, stride=stem_stride)
         self.stages = nn.Sequential(
@@ -57,7 +57,7 @@ def _blocks(depth: int | None, blocks: int | None) -> int:
     if (depth is None) == (blocks is None):
         raise ValueError(f"WRN: depth, blocks: expected exactly one of them, got depth={depth!r}, blocks={blocks!r}")
     if blocks is not None:
-        check_count("WRN", "blocks", blocks)
+        checks.count("WRN", "blocks", blocks)
         return blocks
     if not checks.is_integer(depth) or depth < 10 or (depth - 4) % 6:  # type: ignore[operator]
         raise ValueError(f"WRN: depth: expected 6 * blocks + 4 with blocks >= 1, got {depth!r}")

@@ -50,11 +50,6 @@ torch.fx.wrap("wn_conv_transpose2d")
 torch.fx.wrap("wn_conv_transpose3d")
 
 
-def _check_count(where: str, name: str, value: Any, least: int) -> None:
-    if not checks.is_integer(value) or value < least:
-        raise checks.ArgumentValueError(f"{where}: {name}: expected an int >= {least}, got {value!r}")
-
-
 class WNLinear(WeightNormalized, nn.Linear):
     """``activation(x @ weight.T + bias)``, ``weight = weight_g * weight_v / norm(weight_v)``, one norm per output."""
 
@@ -72,8 +67,8 @@ class WNLinear(WeightNormalized, nn.Linear):
         dim: int | None = 0,
         eps: float = 0.0,
     ) -> None:
-        _check_count(type(self).__name__, "in_features", in_features, least=0)
-        _check_count(type(self).__name__, "out_features", out_features, least=0)
+        checks.count(type(self).__name__, "in_features", in_features, least=0)
+        checks.count(type(self).__name__, "out_features", out_features, least=0)
         checks.layer_dtype(type(self).__name__, dtype)
         self._take_over(nn.Linear(in_features, out_features, bias, device, dtype), activation, dim, eps)
 
@@ -90,9 +85,9 @@ class _Convolution(WeightNormalized, _ConvNd):
     spatial: ClassVar[int]
 
     def _check_channels(self, in_channels: int, out_channels: int, groups: int, dtype: torch.dtype | None) -> None:
-        _check_count(type(self).__name__, "in_channels", in_channels, least=1)
-        _check_count(type(self).__name__, "out_channels", out_channels, least=1)
-        _check_count(type(self).__name__, "groups", groups, least=1)
+        checks.count(type(self).__name__, "in_channels", in_channels)
+        checks.count(type(self).__name__, "out_channels", out_channels)
+        checks.count(type(self).__name__, "groups", groups)
         checks.layer_dtype(type(self).__name__, dtype)
 
     def _directly(

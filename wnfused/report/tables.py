@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from wnfused import formatting
+from wnfused.checks import is_number
 from wnfused.train.records import Record
 
 
@@ -178,4 +179,4 @@ def _score(epoch: Any) -> tuple[int, float | None]:
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None

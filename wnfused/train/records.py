@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wnfused.checks import is_integer
+from wnfused.checks import is_integer, is_number
 
 METRICS = "metrics.jsonl"
 MOST_EPOCHS = 10**9  # a larger number is damage, and too large to plot
@@ -175,7 +175,7 @@ def _epoch(line: str) -> Epoch | None:
 
 
 def _is_finite(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         return False
     try:
         return math.isfinite(value)

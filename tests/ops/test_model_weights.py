@@ -101,6 +101,22 @@ def test_first_and_second_derivatives(backend: str) -> None:
     assert torch.autograd.gradgradcheck(weights, leaves)
 
 
+def test_gradients_arrive_while_the_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bucket's as soon as its weights have theirs: DDP sends them during the rest of the backward."""
+    monkeypatch.setattr(autograd_lists, "BUCKET_BYTES", 1)
+    v, g, dims, eps = arguments(torch.float64, [((4, 4), 0, 0.0)] * 3)
+    order: list[str] = []
+    for i, t in enumerate(v):
+        t.requires_grad_().register_post_accumulate_grad_hook(lambda _, i=i: order.append(f"v {i}"))  # type: ignore[misc]
+    w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float64)
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    for i, weight in enumerate(w):
+        x = (x @ weight).sin()
+        x.register_hook(lambda _, i=i: order.append(f"x {i}"))  # type: ignore[misc]
+    x.sum().backward()
+    assert order == ["x 2", "v 2", "x 1", "v 1", "x 0", "v 0"]
+
+
 def test_two_backwards_reach_one_node() -> None:
     """Two towers of a model, each with its own loss and optimizer step, without retain_graph."""
     v, g, dims, eps = arguments(torch.float64, SHAPES[:2])

@@ -66,10 +66,10 @@ def test_extreme_and_zero_rows(backend: str) -> None:
     assert all(torch.isfinite(t).all() for t in (*dv, *dg))
 
 
-@pytest.mark.parametrize("most", [1, 400, 10**9])
-def test_gradients_are_those_of_the_single_operators(backend: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("least", [1, 400, 10**9])
+def test_gradients_are_those_of_the_single_operators(backend: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In buckets of one weight, of several and of all; the second weight is frozen, the third was not used."""
-    monkeypatch.setattr(autograd_lists, "BUCKET_BYTES", most)
+    monkeypatch.setattr(autograd_lists, "BUCKET_BYTES", least)
     v, g, dims, eps = arguments(torch.float64, SHAPES[:6])
     for i, t in enumerate((*v, *g)):
         t.requires_grad_(i not in (1, 7, 9))  # weight 1, and the gain of weight 3

@@ -15,23 +15,22 @@ from torch.autograd import forward_ad
 from wnfused.ops.autograd import backward_autograd, differentiable_formula, has_tangent, redispatch, register
 
 BUCKET_BYTES = 25 * 2**20  # DDP's default
-# Of the nodes that are ready, autograd runs the one that was made last. The buckets are made before the model's forward:
-# without a later number all of them would wait for the end of the backward.
+# Of the nodes that are ready, autograd runs the one that was made last. The buckets are made before the forward of the
+# model: without a later number all of them would wait for the end of the backward.
 _SOON = 2**63
 
 
-def buckets(weights: Sequence[Tensor], most: int | None = None) -> Iterator[list[int]]:
-    """The places of the weights, in order, in groups of at most ``most`` bytes; a larger weight has its own group."""
-    most = BUCKET_BYTES if most is None else most
+def buckets(weights: Sequence[Tensor], least: int | None = None) -> Iterator[list[int]]:
+    """The places of the weights, in order, in groups that end, as DDP's, once they have ``least`` bytes."""
+    least = BUCKET_BYTES if least is None else least
     group: list[int] = []
     size = 0
     for i, weight in enumerate(weights):
-        own = weight.numel() * weight.element_size()
-        if group and size + own > most:
+        group.append(i)
+        size += weight.numel() * weight.element_size()
+        if size >= least:
             yield group
             group, size = [], 0
-        group.append(i)
-        size += own
     if group:
         yield group
 

@@ -128,6 +128,7 @@ def _chosen_backend(name: str) -> Callable[..., Any]:
         first = args[0] if isinstance(args[0], Tensor) else next(iter(args[0] or ()), None)
         if not isinstance(first, Tensor):
             check(*args)
+            raise AssertionError(f"{name}: the check accepts a call without tensors")
         try:
             operators = backends.resolve(first.device).operators()
         except backends.BackendUnavailable:

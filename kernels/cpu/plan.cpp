@@ -10,6 +10,7 @@
 #include <memory>
 #include <numeric>
 
+#include "arguments.h"
 #include "plan_terms.h"
 #include "tile.h"
 
@@ -122,8 +123,13 @@ struct Named {
   Problem problem;
 
   Named(int64_t which, const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim)
-      : product(static_cast<Product>(which)), problem(problem_of(x, v, g, geometry, dim)) {
+      : product(static_cast<Product>(which)), problem(checked(x, v, g, geometry, dim)) {
     TORCH_CHECK_VALUE(which >= 0 && which < kProducts, "wnfused: product: ", which, "; expected 0 to ", kProducts - 1);
+  }
+
+  static Problem checked(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim) {
+    check_convolution(x, v, g, std::nullopt, geometry, dim, 0.0);
+    return problem_of(x, v, g, geometry, dim);
   }
 };
 
@@ -139,6 +145,7 @@ std::vector<double> terms(int64_t product, int64_t route, const Tensor& x, const
                           at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                           at::IntArrayRef output_padding, int64_t groups, Dim dim) {
   const Named named(product, x, v, g, {stride, padding, dilation, transposed, output_padding, groups}, dim);
+  TORCH_CHECK_VALUE(route >= 0 && route < kRoutes, "wnfused: route: ", route, "; expected 0 to ", kRoutes - 1);
   const auto way = static_cast<Route>(route);
   if (!is_possible(named.product, way, named.problem)) return {};
   const Terms found = terms_of(named.product, way, named.problem, at::get_num_threads());

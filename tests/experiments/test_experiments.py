@@ -72,6 +72,8 @@ def test_an_experiment_runs_and_is_not_overwritten(tmp_path: Path, capsys: pytes
         (["wrn-dept"], "name: unknown experiment 'wrn-dept', did you mean 'wrn-depth'?"),
         (["wrn-depth", "--scale", "smal"], "--scale: unknown 'smal', did you mean 'small'?"),
         (["wrn-depth", "--workers", "0"], "--workers: expected at least 1, got 0"),
+        (["wrn-depth", "--gpus", "-1"], "--gpus: expected at least 0, got -1"),
+        (["wrn-depth", "--gpus", "1"], "--gpus: is for tasks of a Ray cluster; pass --ray too, got 1"),
         (["wrn-depth", "--scale", "paper", "--data-dir", "nowhere"], "cifar10: data_dir: nowhere does not exist"),
     ],
 )
@@ -137,12 +139,20 @@ def test_results_of_other_versions_and_scales_are_left_alone(
         ("{", "cannot be read"),
     ):
         (folder / "about.json").write_text(content)
+        (folder / "runs-1.jsonl").touch()
         assert cli.main(["experiment", "propagation", "--out", str(tmp_path)]) == 2
         assert said in capsys.readouterr().err
-        assert [file.name for file in folder.iterdir()] == ["about.json"]
+        assert sorted(file.name for file in folder.iterdir()) == ["about.json", "runs-1.jsonl"]
     (folder / "about.json").rename(folder / "thesis.txt")
     assert cli.main(["experiment", "propagation", "--out", str(tmp_path)]) == 2
     assert "holds files but no about.json" in capsys.readouterr().err
+
+
+def test_a_start_that_failed_leaves_the_folder_to_other_scales(tmp_path: Path) -> None:
+    (tmp_path / "propagation").mkdir()
+    (tmp_path / "propagation" / "about.json").write_text('{"format": 1, "scale": "paper"}')
+    page = experiments.run("propagation", out=tmp_path, executor=Listing())
+    assert json.loads((page.parent / "about.json").read_text())["scale"] == "smoke"
 
 
 TINY = {"data": "digits", "model": "mlp-2-64", "image_size": 8, "batch_size": 32, "validation": 0.0}

@@ -179,7 +179,7 @@ def cluster() -> Iterator[str]:
 def test_ray_gives_the_same_outcomes(cluster: str) -> None:
     executor = Ray(cluster)
     try:
-        assert executor.workers == 2
+        assert executor.workers == 2 and executor.short is None
         found = {one.key: outcome for one, outcome in executor.run([job(0), job(1)])}
         incomplete = {name: value for name, value in job().settings.items() if name != "samples"}
         with pytest.raises(RunError, match="ray: a task failed: .*samples"):
@@ -187,6 +187,13 @@ def test_ray_gives_the_same_outcomes(cluster: str) -> None:
     finally:
         executor.close()
     assert all(found[job(seed).key]["forward"] == job(seed).run()["forward"] for seed in (0, 1))
+
+
+def test_a_cluster_too_small_for_a_job_is_reported(cluster: str) -> None:
+    """Its tasks would wait in silence."""
+    executor = Ray(cluster, gpus=1)
+    executor.close()
+    assert (executor.workers, executor.short) == (1, "each job needs 1 GPU, the cluster has 0 now")
 
 
 def test_ray_runs_an_experiment(cluster: str, tmp_path: Path) -> None:

@@ -34,11 +34,16 @@ def experiment(args: argparse.Namespace) -> int:
     for option in ("workers", "threads"):
         if (value := getattr(args, option)) is not None and value < 1:
             return fail(f"experiment: --{option}: expected at least 1, got {value}", code=2)
+    if args.gpus < 0 or (args.gpus and not args.ray):
+        wanted = "expected at least 0" if args.gpus < 0 else "is for tasks of a Ray cluster; pass --ray too"
+        return fail(f"experiment: --gpus: {wanted}, got {args.gpus:g}", code=2)
     try:
         experiments.check(args.name, scale=args.scale, out=args.out, force=args.force)
         executor: Executor
         if args.ray:
             executor = Ray(args.ray, threads=args.threads, gpus=args.gpus, data_dir=args.data_dir)
+            if executor.short:
+                print(f"ray: {executor.short}: waiting for more", flush=True)
         else:
             executor = Local(args.workers, args.threads, args.data_dir)
         page = experiments.run(

@@ -88,7 +88,8 @@ def _run(job: Job, data_dir: str | None) -> Outcome:
 class Ray:
     """Tasks on the Ray cluster at ``address``; each asks for ``threads`` CPUs, or for ``gpus`` GPUs.
 
-    The machines need wnfused and the data set; ``data_dir`` is a path that all of them see.
+    The machines need wnfused and the data set; ``data_dir`` is a path that all of them see. ``short`` says what the
+    cluster lacks to run a single job: jobs wait for it, as it may grow.
     """
 
     def __init__(self, address: str, threads: int = 1, gpus: float = 0.0, data_dir: str | None = None) -> None:
@@ -104,8 +105,10 @@ class Ray:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise RunError(f"ray: cannot reach the cluster at {address!r}: {reason}") from None
         self.threads, self.gpus, self.data_dir = threads, gpus, data_dir
-        total = ray.cluster_resources()
-        self.workers = max(1, int(total.get("GPU", 0) / gpus if gpus else total.get("CPU", 1) / threads))
+        kind, each = ("GPU", gpus) if gpus else ("CPU", threads)
+        there = ray.cluster_resources().get(kind, 0)
+        self.workers = max(1, int(there / each))
+        self.short = f"each job needs {each:g} {kind}, the cluster has {there:g} now" if there < each else None
 
     def run(self, jobs: Sequence[Job]) -> Iterator[tuple[Job, Outcome]]:
         remote = self.ray.remote(num_cpus=self.threads, num_gpus=self.gpus, max_retries=3)(_run_with_threads)

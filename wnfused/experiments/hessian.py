@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from wnfused.diagnostics import hessian_norm
 from wnfused.experiments import trial
 from wnfused.experiments.catalog import Experiment
 from wnfused.experiments.jobs import Job, Outcome
-from wnfused.experiments.plots import axes, color, label
+from wnfused.experiments.plots import axes, color, label, legend, marker
 from wnfused.experiments.results import Findings, Table
 from wnfused.experiments.search import largest_stable
 from wnfused.experiments.statistics import plus_minus
@@ -40,6 +40,7 @@ class Setting:
     steps: int  # of a run of the search
     inits: Sequence[str] = INITS
     iterations: int = 20
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # network: settings of its own
     deviations: Sequence[str] = ()
 
 
@@ -51,6 +52,7 @@ CIFAR = {
     "crop": 0,
     "flip": False,
 }
+RAYLEIGH = "λ is the Rayleigh quotient of a converged eigenvector; the authors' code takes the largest entry of Hv."
 RATES = tuple(round(10 ** (k / 2), 9) for k in range(-14, 2))
 SMOKE = Setting(
     {"data": "digits", "validation": 0.0, "image_size": 8, "batch_size": 16, "crop": 0, "flip": False},
@@ -74,7 +76,7 @@ SMALL = Setting(
     steps=60,
     deviations=[
         "CIFAR-10 from a JPEG copy, for ResNet-164 too (CIFAR-100 in the paper); no augmentation.",
-        "λ is the Rayleigh quotient of a converged eigenvector; the authors' code takes the largest entry of Hv.",
+        RAYLEIGH,
         "Samples of 4 to 256 images instead of 10% of the training set: the table below shows how little λ moves.",
     ],
 )
@@ -87,6 +89,8 @@ PAPER = Setting(
     rates=RATES,
     steps=390,
     iterations=50,
+    changes={"resnet164": {"data": "cifar100"}, "resnet164-basic": {"data": "cifar100"}},
+    deviations=[RAYLEIGH, "No augmentation: λ is that of 5,000 fixed images."],
 )
 
 
@@ -108,7 +112,7 @@ def measure(settings: dict[str, Any], data_dir: str | None) -> Outcome:
 
 
 def _job(setting: Setting, model: str, init: str, seed: int, images: int) -> Job:
-    config = {**setting.base, "model": model, "init": init, "seed": seed}
+    config = {**setting.base, **setting.changes.get(model, {}), "model": model, "init": init, "seed": seed}
     config["batch_size"] = min(config["batch_size"], images)
     Config(**config)
     return Job("hessian:measure", {"config": config, "images": images, "iterations": setting.iterations})
@@ -125,10 +129,12 @@ def run(setting: Setting, sweep: Sweep) -> Findings:
     figure, (panel,) = axes(1)
     for init in setting.inits:
         if (rate := rates[init]) and curvature[init]:
-            panel.scatter([sum(curvature[init]) / len(curvature[init])], [rate], color=color(init), label=label(init))
+            x = sum(curvature[init]) / len(curvature[init])
+            panel.scatter([x], [rate], s=50, color=color(init), marker=marker(init), label=label(init))
     panel.set(yscale="log", xlabel=f"log10 λ at initialization, {size} images", ylabel="largest stable learning rate")
+    panel.set_ylim(setting.rates[0] / 2, setting.rates[-1] * 2)
     panel.set_title(setting.scatter)
-    panel.legend(frameon=False, fontsize=7)
+    legend(figure, columns=2)
     numbers = {
         "log10_lambda": {f"{model}, {init}": found for (model, init), found in values.items()},
         "by_sample_size": {init: dict(zip(map(str, setting.sizes), by_size[init], strict=False)) for init in by_size},

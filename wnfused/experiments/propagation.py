@@ -12,11 +12,12 @@ from wnfused import init
 from wnfused.diagnostics import signal_report
 from wnfused.experiments.catalog import Experiment
 from wnfused.experiments.jobs import Job, Outcome
-from wnfused.experiments.plots import axes, color, label
+from wnfused.experiments.plots import axes, color, label, legend
 from wnfused.experiments.results import Findings, Table
 from wnfused.experiments.sweep import Sweep
 from wnfused.models import MLP
 from wnfused.nn import WNLinear
+from wnfused.plotting import integer_ticks
 
 INITS = ("he", "robust", "robust_he")
 FAMILIES = {"mlp": "plain MLP", "residual": "residual network"}
@@ -99,16 +100,19 @@ def _ratio(pair: Sequence[float]) -> str:
 
 def _figure(setting: Setting, found: dict[tuple[str, int, str], Outcome], direction: str) -> Any:
     cases = [(family, width) for family in FAMILIES for width in setting.widths]
-    figure, panels = axes(len(cases), width=3.6, height=3.0)
+    figure, panels = axes(len(setting.widths), rows=len(FAMILIES), height=3.0, sharey="row")
     for panel, (family, width) in zip(panels, cases, strict=True):
         for name in INITS:
             mean, std = (torch.tensor(values) for values in zip(*found[family, width, name][direction], strict=True))
             depth = range(1, len(mean) + 1)
-            panel.plot(depth, mean, color=color(name), label=label(name))
+            dashes = "--" if name == "robust_he" else "-"  # it lies on the curve of "robust"
+            panel.plot(depth, mean, dashes, color=color(name), label=label(name))
             panel.fill_between(depth, (mean - std).clamp_min(1e-30), mean + std, color=color(name), alpha=0.2)
-        panel.set(yscale="log", title=f"{FAMILIES[family]}, width {width}", xlabel="layer or block")
-    panels[0].set_ylabel("‖h‖ / ‖x‖" if direction == "forward" else "‖∂ℓ/∂h‖ / ‖∂ℓ/∂y‖")
-    panels[0].legend(frameon=False, fontsize=7)
+        unit = "layer" if family == "mlp" else "block"
+        ratio = "‖h‖ / ‖x‖" if direction == "forward" else "‖∂ℓ/∂h‖ / ‖∂ℓ/∂y‖"
+        panel.set(yscale="log", title=f"{FAMILIES[family]}, width {width}", xlabel=unit, ylabel=ratio)
+        integer_ticks(panel.xaxis)
+    legend(figure, columns=len(INITS))
     return figure
 
 

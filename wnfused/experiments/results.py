@@ -67,10 +67,14 @@ class Results:
             raise RunError(
                 f"out: {self.path} was written by another version of wnfused (format {about.get('format')!r})"
             )
-        if about.get("scale") != self.scale:
+        if about.get("scale") != self.scale and self._has_runs():
             raise RunError(f"out: {self.path} holds results of scale {about.get('scale')!r}; name another directory")
         if (self.path / FINISHED).exists() and not force:
             raise RunError(f"out: {self.path} is finished; pass force=True to make its page and plots again")
+
+    def _has_runs(self) -> bool:
+        """Not so where the first start failed, for example because there was no data."""
+        return (self.path / "runs-1.jsonl").exists()
 
     def _about(self) -> dict[str, Any] | None:
         file = self.path / "about.json"
@@ -83,7 +87,7 @@ class Results:
         return about if isinstance(about, dict) else {}
 
     def open(self, command: str) -> None:
-        if self._about() is not None:
+        if self._about() is not None and self._has_runs():
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from wnfused.experiments.actor_critic import train
 from wnfused.experiments.catalog import Experiment
 from wnfused.experiments.environments import GAMES, check_installed
 from wnfused.experiments.jobs import Job, Outcome
-from wnfused.experiments.plots import axes, color, label
+from wnfused.experiments.plots import axes, color, label, legend
 from wnfused.experiments.results import Findings, Table
 from wnfused.experiments.statistics import plus_minus
 from wnfused.experiments.sweep import Sweep
@@ -127,7 +127,7 @@ def _figure(setting: Setting, runs: Runs) -> Any:
         panel.axhline(GAMES[game].random, color="#5b646e", linewidth=0.8, linestyle=":")
         panel.set(title=GAMES[game].title, xlabel="steps of all environments")
     panels[0].set_ylabel("mean return of episodes")
-    panels[0].legend(frameon=False, fontsize=7)
+    legend(figure, columns=min(2, len(setting.steps) + 1))
     return figure
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from wnfused.experiments.catalog import Experiment
 from wnfused.experiments.jobs import Job, Outcome
-from wnfused.experiments.plots import axes, color, label
+from wnfused.experiments.plots import axes, beside, color, label, legend, marker, ticks_at
 from wnfused.experiments.results import Findings, Table
 from wnfused.experiments.search import survived
 from wnfused.experiments.statistics import wilson
@@ -76,18 +76,22 @@ def _findings(setting: Setting, runs: Mapping[Group, Sequence[Outcome]]) -> Find
     figure, panels = axes(len(setting.warmups), sharey=True)
     tables, numbers = {}, {}
     for panel, warmup in zip(panels, setting.warmups, strict=True):
-        for init in setting.inits:
+        for i, init in enumerate(setting.inits):
             shares = [_share(runs[warmup, init, lr]) for lr in setting.rates]
-            panel.plot(setting.rates, shares, marker="o", color=color(init), label=label(init))
             bounds = [wilson(_survivors(runs[warmup, init, lr]), setting.seeds) for lr in setting.rates]
-            low, high = zip(*bounds, strict=True)
-            panel.fill_between(setting.rates, low, high, color=color(init), alpha=0.1)
+            below = [max(0.0, share - low) for share, (low, _) in zip(shares, bounds, strict=True)]
+            above = [max(0.0, high - share) for share, (_, high) in zip(shares, bounds, strict=True)]
+            panel.errorbar(
+                beside(setting.rates, i, len(setting.inits)), shares, [below, above], label=label(init), capsize=2,
+                color=color(init), marker=marker(init), markersize=5, linewidth=1.2, elinewidth=0.8,
+            )  # fmt: skip
         title = _title(warmup)
         panel.set(xscale="log", xlabel="learning rate", title=title, ylim=(-0.05, 1.05))
+        ticks_at(panel.xaxis, setting.rates)
         rows = [[label(init), *(_cell(runs[warmup, init, lr]) for lr in setting.rates)] for init in setting.inits]
         tables[f"Runs that survive, {title}"] = Table(["initialization", *(f"lr {lr:g}" for lr in setting.rates)], rows)
     panels[0].set_ylabel("share of runs that survive")
-    panels[0].legend(frameon=False, fontsize=7)
+    legend(figure)
     for (warmup, init, lr), found in runs.items():
         numbers[f"{_title(warmup)}, {init}, lr {lr:g}"] = {
             "survived": _survivors(found),

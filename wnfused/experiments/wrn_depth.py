@@ -1,7 +1,7 @@
 """Figure 3, right: wide residual networks of 10 to 10,000 layers, from five initializations."""
 
 from wnfused.experiments.catalog import Experiment
-from wnfused.experiments.depth_sweep import Depth, Setting, findings, measure
+from wnfused.experiments.depth_sweep import SEARCHED, Depth, Setting, findings, measure
 from wnfused.experiments.results import Findings
 from wnfused.experiments.sweep import Sweep
 
@@ -52,6 +52,7 @@ PAPER = Setting(
     INITS,
     RATES,
     seeds=5,
+    deviations=[SEARCHED],
 )
 
 

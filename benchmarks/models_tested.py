@@ -8,6 +8,7 @@ reading its source; one that cannot be tried is listed with the reason.
 
 import argparse
 import functools
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -86,11 +87,12 @@ def try_model(name: str, make: Callable[[], nn.Module], inputs: dict[str, Tensor
         return run
 
     steps = {"torch": lambda: gradients_of(original, inputs), "own": lambda: gradients_of(converted, inputs)}
-    step = interleave(steps, rounds=rounds)["own"].ratio
+    step = interleave(steps, rounds=rounds, clock=time.process_time)["own"].ratio
     wnfused.fold(converted)
     with torch.no_grad():
         folded = difference(outputs_of(converted, inputs), expected)
-    served = interleave({"torch": inference(original), "own": inference(converted)}, rounds=rounds)["own"].ratio
+    serving = {"torch": inference(original), "own": inference(converted)}
+    served = interleave(serving, rounds=rounds, clock=time.process_time)["own"].ratio
     left = "; ".join(dict.fromkeys(report.skipped.values()))
     layers = report.count + len(report.skipped)
     return Tried(name, layers, report.count, left, outputs, gradients, wide_gradients, folded, step, served)
@@ -132,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "`python -m benchmarks.models_tested --markdown docs/models-tested.md` writes this page: small models with",
         "random weights in the shapes of public ones. *Outputs*, *gradients* and *folded* are the largest differences",
         "from the model under torch's norm, relative to the largest value: in float32, the gradients also in float64.",
-        "*Step* (forward + backward) and *inference* are times relative to it, interleaved; they vary by a tenth.",
+        "*Step* (forward + backward) and *inference* are CPU times relative to it, interleaved; they vary by a tenth.",
         f"{environment(options.threads)}.\n",
         HEADER,
     ]

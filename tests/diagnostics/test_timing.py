@@ -63,3 +63,14 @@ def test_slices_and_rounds_fill_the_time(slice_seconds, seconds, timed, clock):
     timing.interleave(functions, seconds=seconds, slice_seconds=slice_seconds)
     warm_up, estimate = 3, 1
     assert called.count("a") == called.count("b") == warm_up + estimate + timed
+
+
+def test_another_clock(clock):
+    cpu = [0.0]
+
+    def works(seconds: float) -> None:
+        cpu[0] += seconds
+        clock[0] += 100  # waits for other programs
+
+    functions = {"a": lambda: works(1.0), "b": lambda: works(3.0)}
+    assert timing.interleave(functions, rounds=3, clock=lambda: cpu[0])["b"].ratio == 3

@@ -34,6 +34,8 @@ def set_an_element(layer):
         lambda layer: nn.init.orthogonal_(layer.weight),
         lambda layer: nn.init.zeros_(layer.weight.data),
         lambda layer: layer.weight.detach().mul_(2),
+        lambda layer: layer.weight.data[:2].fill_(1),
+        lambda layer: layer.weight.data.view(-1).zero_(),
         add_to_data,
         set_an_element,
     ],
@@ -45,6 +47,14 @@ def test_writes_warn_at_the_line_of_the_caller(write):
         write(layer)
     assert all(w.filename in (__file__, nn.init.__file__) for w in caught)
     assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+
+
+def test_a_copy_made_by_indexing_may_be_written():
+    layer = WNLinear(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        layer.weight.data[[0, 2]].zero_()
+        assert type(layer.weight[0] * 2) is torch.Tensor
 
 
 def test_an_initialization_loop_warns_once():

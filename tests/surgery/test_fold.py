@@ -192,3 +192,21 @@ def test_to_torch_raises_before_anything_changes():
         wnfused.to_torch(model, api="old")
     with pytest.raises(TypeError, match="model"):
         wnfused.to_torch(None)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model: model(torch.randn(2, 4)),
+        lambda model: model.eval(),
+        lambda model: model.conv1,
+        lambda model: model.remove_weight_norm(),
+        lambda model: model[0],
+        lambda model: list(model),
+    ],
+)
+def test_a_report_taken_for_the_model_explains(use):
+    report = wnfused.fold(WNLinear(4, 3))
+    with pytest.raises((TypeError, AttributeError), match="report of wnfused, not the model; .* changed in place"):
+        use(report)
+    assert copy.deepcopy(report) == report == 1

@@ -1,6 +1,7 @@
 """Initialization functions that write into the computed weight are found; those that work are not reported."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -34,6 +35,14 @@ class Generator(nn.Module):
         self.linear = weight_norm(nn.Linear(16, 16))
         self.up.apply(init_weights)
         self.pre.apply(init_weights)
+
+
+class Discriminator(nn.Module):
+    """Never calls ``init_weights``: torch's default is what it asks for."""
+
+    def __init__(self, weight_norm):
+        super().__init__()
+        self.conv = weight_norm(nn.Conv1d(8, 16, 7))
 
 
 class OwnMethod(Generator):
@@ -93,3 +102,22 @@ def test_functions_that_work_are_not_reported():
 
     torch.manual_seed(0)
     assert lost_initializations(Late(parametrizations.weight_norm)) == []
+
+
+def test_a_function_concerns_the_classes_that_call_it(weight_norm):
+    torch.manual_seed(0)
+    assert lost_initializations(Discriminator(weight_norm)) == []
+    both = nn.ModuleDict({"g": Generator(weight_norm), "d": Discriminator(weight_norm)})
+    (note,) = lost_initializations(both)
+    assert "g.pre and 1 more still" in note
+
+
+def test_a_function_that_no_class_calls_concerns_the_whole_model(weight_norm, monkeypatch):
+    def weights_init(m):
+        if isinstance(m, nn.Conv1d):
+            m.weight.data.normal_(0, 0.01)
+
+    monkeypatch.setattr(sys.modules[__name__], "weights_init", weights_init, raising=False)
+    torch.manual_seed(0)
+    (note,) = lost_initializations(Discriminator(weight_norm))
+    assert "weights_init writes into" in note and ": conv still have" in note

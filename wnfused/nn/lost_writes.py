@@ -47,6 +47,14 @@ class ComputedWeight(Tensor, metaclass=_AnyTensor):
     def detach(self) -> Tensor:
         return super().detach().as_subclass(ComputedWeight)  # nn.Parameter(weight) requires the same class
 
+    def __getitem__(self, index: Any) -> Tensor:
+        """``weight.data[:4].zero_()`` writes into this view. Indexing that makes a copy is the caller's own."""
+        chosen = super().__getitem__(index)
+        return chosen.as_subclass(ComputedWeight) if chosen._is_view() else chosen
+
+    def view(self, *shape: Any) -> Tensor:
+        return super().view(*shape).as_subclass(ComputedWeight)
+
     def view_as(self, other: Tensor) -> Tensor:
         return super().view_as(other).as_subclass(ComputedWeight)  # nn.init.orthogonal_ writes into this view
 

@@ -26,8 +26,9 @@ def lost_initializations(model: nn.Module) -> list[str]:
     """One sentence for each initialization function of the model's code that did not reach its layers."""
     layers = {name: module for name, module in model.named_modules() if _has_default_weight(module)}
     notes = []
-    for label, function in _functions(model) if layers else ():
-        lost = [name for name, module in layers.items() if _is_lost(function, module)]
+    for label, function, within in _functions(model) if layers else ():
+        concerned = {id(m) for part in within for m in part.modules()}
+        lost = [name for name, module in layers.items() if id(module) in concerned and _is_lost(function, module)]
         if lost:
             first = f"{lost[0] or 'the model itself'}{f' and {len(lost) - 1} more' if len(lost) > 1 else ''}"
             notes.append(
@@ -59,20 +60,41 @@ def _has_default_weight(module: nn.Module) -> bool:
     return uniform and torch.allclose(g.detach().float(), gain_of(v, dim), rtol=1e-3)
 
 
-def _functions(model: nn.Module) -> Iterator[tuple[str, Callable[[nn.Module], Any]]]:
-    """The model's own functions that initialize one module: methods, and functions visible where its classes are."""
+def _functions(model: nn.Module) -> Iterator[tuple[str, Callable[[nn.Module], Any], list[nn.Module]]]:
+    """The model's own functions that initialize one module, and the parts of the model whose layers they are for.
+
+    These are methods, and functions visible where the model's classes are. A function that classes of its file call is
+    for the layers of those classes: HiFi-GAN's generator calls ``init_weights``, its discriminators do not.
+    """
     seen: set[Any] = set()
     for module in model.modules():
         kind = type(module)
         if kind.__module__.startswith(("torch.", "wnfused.")):
             continue
+        source = sys.modules.get(kind.__module__)
         for name in NAMES:
-            method, function = getattr(module, name, None), getattr(sys.modules.get(kind.__module__), name, None)
+            method, function = getattr(module, name, None), getattr(source, name, None)
             for label, found in ((f"{kind.__name__}.{name}", method), (f"{kind.__module__}.{name}", function)):
                 key = getattr(found, "__func__", found)
                 if callable(found) and key not in seen and _takes_one_module(found):
                     seen.add(key)
-                    yield label, found
+                    yield label, found, [model] if found is method else _callers(model, source, name)
+
+
+def _callers(model: nn.Module, source: Any, name: str) -> list[nn.Module]:
+    """The parts of the model whose classes mention the function; the whole model if no class of its file does."""
+    kinds = [kind for kind in vars(source).values() if inspect.isclass(kind) and _mentions(kind, name)]
+    return [m for m in model.modules() if isinstance(m, tuple(kinds))] if kinds else [model]
+
+
+def _mentions(kind: type, name: str) -> bool:
+    """Whether a method of the class, or a function inside one, uses this global name."""
+    codes = [method.__code__ for method in vars(kind).values() if inspect.isfunction(method)]
+    for code in codes:
+        if name in code.co_names:
+            return True
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    return False
 
 
 def _takes_one_module(function: Callable[..., Any]) -> bool:

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from torch import nn
-
 
 @dataclass(eq=False)
 class ConvertReport:
@@ -48,10 +46,14 @@ class ConvertReport:
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError(self._misuse())
 
+    def __getitem__(self, index: Any) -> NoReturn:  # iteration comes here as well
+        raise TypeError(self._misuse())
+
     def __getattr__(self, name: str) -> NoReturn:
-        if hasattr(nn.Module, name) and not name.startswith("__"):
-            raise AttributeError(f"{name}: {self._misuse()}")
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        """Any name may be the model's: one of ``nn.Module``, a layer, or a method such as ``generate``."""
+        if name.startswith("_"):  # looked up by copy, pickle and notebooks
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        raise AttributeError(f"{name}: {self._misuse()}")
 
     def _misuse(self) -> str:
         return (

@@ -75,7 +75,7 @@ def test_gradients_are_those_of_the_single_operators(backend: str, most: int, mo
         t.requires_grad_(i not in (1, 7, 9))  # weight 1, and the gain of weight 3
     w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float64)
     assert not w[1].requires_grad
-    sum(w[i].sin().sum() for i in (0, 3, 4, 5)).backward()  # type: ignore[union-attr]
+    sum(w[i].sin().sum() for i in (0, 3, 4, 5)).backward()
     for i in range(6):
         own_v, own_g = (t[i].detach().clone().requires_grad_(t[i].requires_grad) for t in (v, g))
         one, _ = torch.ops.wnfused.weight_norm(own_v, own_g, None if dims[i] < 0 else dims[i], eps[i])
@@ -139,7 +139,7 @@ def test_compile() -> None:
 
     def loss(v: list[Tensor], g: list[Tensor]) -> Tensor:
         w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float32)
-        return sum(t.sin().sum() for t in w)  # type: ignore[return-value]
+        return sum(t.sin().sum() for t in w)
 
     wanted = torch.autograd.grad(loss(v, g), leaves)
     own = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(v, g), leaves)

@@ -1,4 +1,4 @@
-"""Running the jobs of an experiment: those that are done are skipped, the rest goes to an executor."""
+"""Running the jobs of an experiment: those that are done are skipped, the others are passed to an executor."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from wnfused.formatting import duration
 class Sweep:
     """Runs lists of jobs; the outcomes outlive the process in the ledger.
 
-    An experiment may ask for several lists, the later ones chosen by the outcomes of the earlier ones. Stopped and
-    started again it asks for the same lists, and what is in the ledger is answered from there.
+    An experiment may run several lists and choose later ones by the outcomes of earlier ones. When it is started again,
+    it runs the same lists, and outcomes that are in the ledger are read from there.
     """
 
     def __init__(self, ledger: Ledger, executor: Executor, say: Callable[[str], None] = lambda line: None) -> None:

@@ -89,12 +89,14 @@ bench: setup ## measure layers and networks against plain torch.nn and torch's w
 	$(BIN)/python -m benchmarks.layers $(ARGS)
 	$(BIN)/python -m benchmarks.networks $(ARGS)
 
-bench-full: setup ## all shapes and networks, memory and scaling, into benchmarks/results (about an hour)
+bench-full: setup ## all shapes and networks, memory and scaling, into benchmarks/results and docs/performance.md (half an hour)
 	@echo "==> measuring (leave the machine idle meanwhile)"
 	$(BIN)/python -m benchmarks.layers --full --json benchmarks/results/layers.json
 	$(BIN)/python -m benchmarks.networks --full --json benchmarks/results/networks.json
 	$(BIN)/python -m benchmarks.memory --json benchmarks/results/memory.json
 	$(BIN)/python -m benchmarks.scaling --json benchmarks/results/scaling.json --plot benchmarks/results/scaling.png
+	$(BIN)/python -m benchmarks.limits measure
+	$(BIN)/python -m benchmarks.limits page
 
 bench-train: setup ## measure steps of the trainer: wnfused, torch's weight_norm, batch norm, no normalization
 	@echo "==> measuring (leave the machine idle meanwhile)"

@@ -156,9 +156,58 @@ struct FewRowsBackward {
     }
   }
 
-  // dw of R rows is kept in a buffer that stays in cache: first the dots with v, then dv = s (dw - c u).
   template <int R>
   void rows(int64_t row, int64_t padded, acc_t<T>* own, acc_t<T>* dw) const {
+    bool moderate = true;
+    for (int r = 0; r < R; ++r) moderate = moderate && norm_is_moderate<T>(norms[row + r]);
+    m == 1 && moderate ? rows_of_one<R>(row, own) : rows_of_some<R>(row, padded, own, dw);
+  }
+
+  // One batch row: dw is an outer product, so it is never stored. c = dy <x, u>, and dv = s (dy x - c u).
+  template <int R>
+  void rows_of_one(int64_t row, acc_t<T>* own) const {
+    constexpr int64_t w = kLanes<T>;
+    acc_t<T> inv[R], s[R], d[R];
+    Lane<T> dots[R], into[R];
+    for (int r = 0; r < R; ++r) {
+      inv[r] = inverse(norms[row + r]);
+      s[r] = static_cast<acc_t<T>>(g[row + r]) * inv[r];
+      d[r] = static_cast<acc_t<T>>(dy[row + r]);
+      into[r] = Lane<T>(d[r] * s[r]);
+      dots[r] = Lane<T>(0);
+    }
+    const bool want_dots = dv || want_c;
+    for (int64_t j = 0; j < k; j += w) {
+      const int64_t count = std::min(w, k - j);
+      const Lane<T> b = load_lane(x + j, count);
+      Lane<T> total = own ? Lane<T>::loadu(own + j) : Lane<T>(0);
+      for (int r = 0; r < R; ++r) {
+        const Lane<T> a = load_lane(v + (row + r) * k + j, count);
+        if (want_dots) dots[r] = at::vec::fmadd(a, b, dots[r]);
+        if (own) total = at::vec::fmadd(into[r], a, total);
+      }
+      if (own) total.store(own + j);
+    }
+    if (!want_dots) return;
+    Lane<T> minus[R];
+    for (int r = 0; r < R; ++r) {
+      c[row + r] = d[r] * (sum_lanes<T>(dots[r]) * inv[r]);
+      minus[r] = Lane<T>(-s[r] * (c[row + r] * inv[r]));
+    }
+    if (!dv) return;
+    for (int64_t j = 0; j < k; j += w) {
+      const int64_t count = std::min(w, k - j);
+      const Lane<T> b = load_lane(x + j, count);
+      for (int r = 0; r < R; ++r) {
+        const Lane<T> a = load_lane(v + (row + r) * k + j, count);
+        store_lane(dv + (row + r) * k + j, at::vec::fmadd(minus[r], a, into[r] * b), count);
+      }
+    }
+  }
+
+  // dw of R rows is kept in a buffer that stays in cache: first the dots with v, then dv = s (dw - c u).
+  template <int R>
+  void rows_of_some(int64_t row, int64_t padded, acc_t<T>* own, acc_t<T>* dw) const {
     constexpr int64_t w = kLanes<T>;
     acc_t<T> inv[R], s[R];
     Lane<T> dots[R];

@@ -10,6 +10,7 @@
 #include <memory>
 #include <numeric>
 
+#include "arguments.h"
 #include "plan_terms.h"
 #include "tile.h"
 
@@ -20,6 +21,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // Routes other than torch's own convolution must be this much cheaper: the constants are from one machine, and a wrong choice
 // would make the layer slower than with torch's weight norm.
 constexpr double kMargin = 1.1;
+constexpr int64_t kFewestPixels = 4;  // vectors of the direct kernels run along pixels: fewer leave most lanes empty
 constexpr int64_t kMostStretch = 4;  // dx of a strided convolution also sums the zeros between dy's pixels
 
 bool on_output(const Problem& p) {
@@ -47,7 +49,7 @@ bool is_possible(Product product, Route route, const Problem& p) {
       return p.contiguous && one_group && filled && p.x[0] == 1 && on_output(p) &&
              pixels <= p.v[0];
     case Route::kDirect:
-      return p.contiguous && one_group && filled && p.dim == Dim(0) && pixels >= kVec &&
+      return p.contiguous && one_group && filled && p.dim == Dim(0) && pixels >= kFewestPixels &&
              (product == Product::kWeightGradient || stride <= (product == Product::kOutput ? 1 : kMostStretch));
   }
   return false;
@@ -121,8 +123,13 @@ struct Named {
   Problem problem;
 
   Named(int64_t which, const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim)
-      : product(static_cast<Product>(which)), problem(problem_of(x, v, g, geometry, dim)) {
+      : product(static_cast<Product>(which)), problem(checked(x, v, g, geometry, dim)) {
     TORCH_CHECK_VALUE(which >= 0 && which < kProducts, "wnfused: product: ", which, "; expected 0 to ", kProducts - 1);
+  }
+
+  static Problem checked(const Tensor& x, const Tensor& v, const Tensor& g, const Geometry& geometry, Dim dim) {
+    check_convolution(x, v, g, std::nullopt, geometry, dim, 0.0);
+    return problem_of(x, v, g, geometry, dim);
   }
 };
 
@@ -138,6 +145,7 @@ std::vector<double> terms(int64_t product, int64_t route, const Tensor& x, const
                           at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed,
                           at::IntArrayRef output_padding, int64_t groups, Dim dim) {
   const Named named(product, x, v, g, {stride, padding, dilation, transposed, output_padding, groups}, dim);
+  TORCH_CHECK_VALUE(route >= 0 && route < kRoutes, "wnfused: route: ", route, "; expected 0 to ", kRoutes - 1);
   const auto way = static_cast<Route>(route);
   if (!is_possible(named.product, way, named.problem)) return {};
   const Terms found = terms_of(named.product, way, named.problem, at::get_num_threads());

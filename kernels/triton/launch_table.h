@@ -43,7 +43,7 @@ class Call {
 extern std::atomic<int> launch_path_device;
 
 inline bool launch_path_active(const at::Tensor& t) {
-  return static_cast<int>(t.device().type()) == launch_path_device.load(std::memory_order_relaxed);
+  return t.defined() && static_cast<int>(t.device().type()) == launch_path_device.load(std::memory_order_relaxed);
 }
 
 }  // namespace wnfused

@@ -70,6 +70,21 @@ def test_a_file_that_is_not_one_is_refused(tmp_path: Path, content: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("key", "value"), [("stride", (0,)), ("stride", ()), ("groups", 0), ("g", (7, 1, 1)), ("dim", 9)]
+)
+def test_a_route_of_no_convolution_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    """The file is edited by hand or damaged; a stride of 0 divided by zero."""
+    problem = cpu_tuning.Convolution((2, 8, 16), (8, 8, 3), (8, 1, 1), (1,), (1,), (1,), False, (0,), 1, 0)
+    file = tmp_path / "routes.json"
+    cpu_tuning.save([{**problem._asdict(), key: value, "product": "output", "route": "direct"}], file)
+    with (
+        wnfused.backend("native"),
+        pytest.raises(ValueError, match=f"WNFUSED_CPU_ROUTES: .*wnfused::convolution: {key}"),
+    ):
+        native.use_routes(file)
+
+
+@pytest.mark.parametrize(
     ("argv", "error"),
     [
         ([], "tune: MODEL: --device cpu measures a model; name one as package.module:name"),

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.experiments import Listing
 from wnfused import cli, experiments
-from wnfused.experiments import catalog, trial
+from wnfused.experiments import catalog, ledger, trial
 from wnfused.experiments.executors import Local
 from wnfused.experiments.ledger import Ledger
 from wnfused.experiments.sweep import Sweep
@@ -82,6 +82,48 @@ def test_bad_input_is_one_line(
     assert cli.main(["experiment", *arguments]) == 2
     error = capsys.readouterr().err
     assert said in error.replace("--data-dir", "data_dir") and error.count("\n") == 1
+
+
+def test_a_page_names_its_seeds_and_all_files_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MOST_BYTES", 4000)
+    page = experiments.run("seed-robustness", out=tmp_path, executor=Listing()).read_text()
+    files = sorted(file.name for file in (tmp_path / "seed-robustness").glob("runs-*.jsonl"))
+    assert len(files) > 1 and all(f"[{name}]({name})" in page for name in files)
+    assert "Seeds 0 to 2." in page
+    again = experiments.run("seed-robustness", out=tmp_path, executor=Listing(), force=True).read_text()
+    assert again == page
+    assert "Seed 0." in experiments.run("propagation", out=tmp_path, executor=Listing()).read_text()
+
+
+def test_the_table_of_errors_stands_beside_the_papers(tmp_path: Path) -> None:
+    """ResNet-20 is not in the paper: its nearest network is."""
+    page = experiments.run("generalization", scale="small", out=tmp_path / "small", executor=Listing()).read_text()
+    assert "| paper, resnet56 | 9.19 ± 0.24 | – | 7.87 ± 0.14 | 7.20 ± 0.12 | 6.97 |" in page
+    executor = Listing()
+    page = experiments.run("generalization", scale="paper", out=tmp_path / "paper", executor=executor).read_text()
+    assert page.count("| paper | ") == 4 and "| paper | 30.26 ± 0.51 |" in page
+    data = {(job.settings["config"]["model"], job.settings["config"]["data"]) for job in executor.jobs}
+    assert dict(data) == {
+        "resnet56": "cifar10", "resnet110": "cifar10", "wrn-40-10": "cifar10", "resnet164": "cifar100"
+    }  # fmt: skip
+
+
+def test_the_papers_scale_has_both_widths_and_weight_decays(tmp_path: Path) -> None:
+    executor = Listing()
+    page = experiments.run("mlp-depth", scale="paper", out=tmp_path, executor=executor)
+    models = {job.settings["config"]["model"] for job in executor.jobs}
+    assert models == {f"mlp-{layers}-{width}" for layers in (2, 5, 10, 20, 100, 200) for width in (512, 1024)}
+    assert {"depth-width-512.png", "depth-width-1024.png"} <= {file.name for file in page.parent.iterdir()}
+    executor = Listing()
+    experiments.run("cnn-depth", scale="paper", out=tmp_path, executor=executor)
+    assert {job.settings["config"]["weight_decay"] for job in executor.jobs} == {1e-3, 1e-4}
+
+
+def test_hessians_of_the_paper_are_those_of_its_data(tmp_path: Path) -> None:
+    executor = Listing()
+    experiments.run("hessian", scale="paper", out=tmp_path, executor=executor)
+    used = {(job.settings["config"]["model"], job.settings["config"]["data"]) for job in executor.jobs}
+    assert used == {("wrn-40-10", "cifar10"), ("resnet164", "cifar100"), ("resnet164-basic", "cifar100")}
 
 
 def test_results_of_other_versions_and_scales_are_left_alone(

@@ -1,6 +1,7 @@
 """Jobs, the ledger, executors and the search for the largest stable learning rate."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -12,14 +13,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.experiments import Listing
 from wnfused import cli
-from wnfused.experiments import ledger
+from wnfused.experiments import catalog, ledger
 from wnfused.experiments.executors import Local, Ray
 from wnfused.experiments.jobs import Job, Outcome
 from wnfused.experiments.ledger import Ledger
+from wnfused.experiments.plan import planned
 from wnfused.experiments.search import largest_stable
 from wnfused.experiments.statistics import plus_minus, wilson
-from wnfused.experiments.sweep import Sweep
+from wnfused.experiments.sweep import Progress, Sweep
 from wnfused.train import RunError
 
 ROOT = Path(__file__).parents[2]
@@ -85,13 +88,43 @@ def test_a_long_ledger_has_several_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert executor.count == 1
 
 
-def test_progress_is_shown(tmp_path: Path) -> None:
+def test_progress_counts_the_jobs_of_all_lists(tmp_path: Path) -> None:
     said: list[str] = []
-    sweep = Sweep(Ledger(tmp_path), Here(), said.append)
-    sweep.run("jobs", [job(0)])
-    sweep.run("jobs", [job(0), job(1), job(2)])
-    assert said[:2] == ["jobs: 1 jobs", "jobs: 1/1, about 0.0 s left"]
-    assert said[2] == "jobs: 3 jobs, 1 of them done before" and said[-1] == "jobs: 3/3, about 0.0 s left"
+    planned = [job(seed) for seed in range(5)]
+    Sweep(Ledger(tmp_path), Here()).run("before", [job(0)])
+    sweep = Sweep(Ledger(tmp_path), Here(), said.append, planned)
+    sweep.run("first", [job(0), job(1), job(2)])
+    sweep.run("second", [job(3), job(4), job(5)])  # one more than foreseen
+    assert said[0] == "first: 3 jobs, 1 of them done before" and said[3] == "second: 3 jobs"
+    assert [re.sub("[0-9.]+ s left", "T left", line) for line in said[1:3] + said[4:]] == [
+        "first: 2/3; 2 of about 5 jobs, about T left",
+        "first: 3/3; 3 of about 5 jobs, about T left",
+        "second: 1/3; 4 of about 6 jobs, about T left",
+        "second: 2/3; 5 of about 6 jobs, about T left",
+        "second: 3/3; 6 of about 6 jobs",
+    ]
+
+
+def test_the_time_left_is_that_of_jobs_of_the_same_kind() -> None:
+    """Deeper networks take longer: the mean of all jobs would be wrong for both."""
+    jobs = {layers: [job(seed, layers=layers, init=init) for seed in (0, 1) for init in "ab"] for layers in (2, 9)}
+    progress = Progress([one for some in jobs.values() for one in some], workers=2)
+    assert progress.line([]) == "0 of about 8 jobs"
+    progress.done(jobs[2][0], {"seconds": 10.0})
+    assert progress.line([]) == "1 of about 8 jobs, at least 35.0 s left"  # of 9 layers nothing is known yet
+    progress.done(jobs[9][0], {"seconds": 60.0})
+    progress.done(jobs[9][0], {"seconds": 60.0})  # asked for again, counted once
+    assert progress.line([]) == "2 of about 8 jobs, about 1 min 45 s left"
+
+
+@pytest.mark.parametrize("name", ["wrn-depth", "hessian", "generalization"])
+def test_the_plan_has_the_jobs_that_come_and_writes_nothing(name: str, tmp_path: Path) -> None:
+    experiment, executor = catalog.get(name), Listing()
+    setting = experiment.scales["small"]
+    plan = planned(experiment.run, setting, Ledger(tmp_path))
+    assert not list(tmp_path.iterdir())
+    experiment.run(setting, Sweep(Ledger(tmp_path), executor))
+    assert {one.key for one in plan} == {one.key for one in executor.jobs} and len(plan) == len(executor.jobs)
 
 
 def test_worker_processes_give_the_same_outcomes() -> None:

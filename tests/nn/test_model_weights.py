@@ -232,6 +232,52 @@ def test_an_error_in_the_model_leaves_nothing_behind(one_backend: None) -> None:
         model_weights([])
 
 
+def test_an_interrupt_leaves_nothing_behind(one_backend: None) -> None:
+    """torch calls forward hooks after an exception, but not after a KeyboardInterrupt."""
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = network()
+    model[3].register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt), model_weights(model):
+        model(batch())
+    assert not any("_written" in layer.__dict__ for layer in model)
+
+
+def test_nested_contexts_compute_the_weights_once(one_backend: None) -> None:
+    model, x = network(), batch()
+    wanted = model(x).detach()
+    with model_weights(model):
+        with model_weights(model), Calls() as inner:
+            assert_close(model(x).detach(), wanted)
+        with Calls() as outer:
+            assert_close(model(x).detach(), wanted)
+    assert inner.names.count("model_weights") == outer.names.count("model_weights") == 1
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+def test_a_model_inside_another_with_a_context_of_its_own(one_backend: None) -> None:
+    model, x = network(), batch()
+    inner = model[:3]
+    outer = nn.Sequential(inner, model[3:])
+    wanted_y, wanted = step(model, x)
+    with model_weights(outer), model_weights(inner):
+        y = outer(x)
+        model.zero_grad()
+        y.sin().sum().backward()
+    assert_close(y.detach(), wanted_y)
+    assert_same(gradients(model), wanted)
+
+
+@pytest.mark.usefixtures("_one_thread", "_compiled_afresh")
+def test_compile_ignores_the_context() -> None:
+    model, x = network(torch.float32), batch(torch.float32)
+    wanted = model(x)
+    with model_weights(model):
+        torch.testing.assert_close(torch.compile(model, fullgraph=True, backend="aot_eager")(x), wanted)
+
+
 def test_functional_call_uses_the_given_parameters(one_backend: None) -> None:
     model, x = network(), batch()
     given = {name: (p.detach() * 1.5 + 0.1).requires_grad_() for name, p in model.named_parameters()}

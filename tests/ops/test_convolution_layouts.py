@@ -17,6 +17,7 @@ from tests.support.convolution_cases import (
     one_of_each_side,
     run,
     sided,
+    taking,
 )
 from tests.support.reference import CONVS, TRANSPOSED, assert_gradients_close, doubles, gradients
 
@@ -37,9 +38,10 @@ def test_channels_last_stays_channels_last(
             inputs[0] = as_channels_last(inputs[0])
             if weight_too:
                 inputs[1] = as_channels_last(inputs[1])
-            y = run(inputs, transposed, relu, **arguments)
+            with taking(side, inputs, transposed, arguments):
+                y = run(inputs, transposed, relu, **arguments)
+                results = gradients(y, inputs, torch.randn_like(y))
             assert y.is_contiguous(memory_format=torch.channels_last)
-            results = gradients(y, inputs, torch.randn_like(y))
             for own, like in zip(results, inputs, strict=True):
                 assert significant(own) == significant(like)
 
@@ -126,13 +128,14 @@ def test_output_gradients_of_any_layout(
 ) -> None:
     for relu in (False, True):
         inputs = sided(x, v, transposed, arguments)
-        y = run(inputs, transposed, relu, **arguments)
         wide = doubles(*inputs)
         y_wide = expected(wide, transposed, relu, **arguments)
         dy = GRADIENTS[kind](gradient_of(y_wide).float())
-        assert dy.shape == y.shape
-        own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
-        assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])
+        with taking(side, inputs, transposed, arguments):
+            y = run(inputs, transposed, relu, **arguments)
+            assert dy.shape == y.shape
+            own = gradients(y, inputs, dy)
+        assert_gradients_close(own, gradients(y_wide, wide, dy.double()), wide[1], wide[2], arguments["dim"])
 
 
 def test_inputs_of_any_layout(backend: str) -> None:

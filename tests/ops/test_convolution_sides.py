@@ -17,17 +17,19 @@ from tests.support.convolution_cases import (
     one_of_each_side,
     run,
     sided,
+    taking,
 )
 from tests.support.reference import CONVS, TRANSPOSED, assert_gradients_close, doubles, errors, gradients
 
 
 @each_side
-def test_native_kernel_scales_the_expected_side(
+def test_native_kernel_can_scale_each_side(
     side: str, x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any]
 ) -> None:
     """Its temporaries show the side: a scaled weight, a scaled input, or neither."""
     inputs = sided(x, v, transposed, arguments)
-    with wnfused.backend("native"), torch.no_grad(), torch.autograd.profiler.profile(record_shapes=True) as profile:
+    profiler = torch.autograd.profiler.profile(record_shapes=True)
+    with wnfused.backend("native"), taking(side, inputs, transposed, arguments), torch.no_grad(), profiler as profile:
         run(inputs, transposed, **arguments)
     temporaries = [e.input_shapes[0] for e in profile.function_events if e.name == "aten::empty_like"]
     taken = {"weight": list(v) in temporaries, "input": list(x) in temporaries}
@@ -42,7 +44,8 @@ def test_every_side(
     inputs = sided(x, v, transposed, arguments)
     if channels_last:
         inputs[0] = as_channels_last(inputs[0])
-    check_against_float64(inputs, transposed, relu=channels_last, **arguments)
+    with taking(side, inputs, transposed, arguments):
+        check_against_float64(inputs, transposed, relu=channels_last, **arguments)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -58,7 +61,9 @@ def test_options_of_every_side(
     relu: bool,
     bias: bool,
 ) -> None:
-    check_against_float64(sided(x, v, transposed, arguments, bias=bias), transposed, relu, eps=3.0, **arguments)
+    inputs = sided(x, v, transposed, arguments, bias=bias)
+    with taking(side, inputs, transposed, arguments):
+        check_against_float64(inputs, transposed, relu, eps=3.0, **arguments)
 
 
 @one_of_each_side
@@ -71,10 +76,11 @@ def test_forward_and_backward_may_use_different_backends(
     dy = gradient_of(y_wide).float()
     wanted = gradients(y_wide, wide, dy.double())
     for forward, backward in (("native", OTHER), (OTHER, "native")):
-        with wnfused.backend(forward):
-            y = run(inputs, transposed, **arguments)
-        with wnfused.backend(backward):
-            own = gradients(y, inputs, dy)
+        with taking(side, inputs, transposed, arguments):
+            with wnfused.backend(forward):
+                y = run(inputs, transposed, **arguments)
+            with wnfused.backend(backward):
+                own = gradients(y, inputs, dy)
         assert_gradients_close(own, wanted, wide[1], wide[2], arguments["dim"])
 
 
@@ -84,9 +90,10 @@ def test_results_are_reproducible_bit_for_bit(
 ) -> None:
     inputs = sided(x, v, transposed, arguments)
     runs = []
-    for _ in range(3):
-        y = run(inputs, transposed, **arguments)
-        runs.append([y, *gradients(y, inputs, torch.ones_like(y))])
+    with taking(side, inputs, transposed, arguments):
+        for _ in range(3):
+            y = run(inputs, transposed, **arguments)
+            runs.append([y, *gradients(y, inputs, torch.ones_like(y))])
     for other in runs[1:]:
         for a, b in zip(runs[0], other, strict=True):
             assert torch.equal(a, b)
@@ -105,13 +112,15 @@ def test_no_less_accurate_than_torch(
     for seed in range(3):
         torch.manual_seed(seed)
         inputs = sided(x, v, transposed, arguments, dtype=dtype)
-        y_own = run(inputs, transposed, **arguments)
         y_torch = plain[2](inputs[0], torch._weight_norm(inputs[1], inputs[2], dim), inputs[3], **options)
         wide = doubles(*inputs)
         y_wide = expected(wide, transposed, **arguments)
-        dy = torch.randn_like(y_own)
+        dy = torch.randn_like(y_torch)
         wanted = [y_wide, *gradients(y_wide, wide, dy.double())]
-        for i, y in enumerate((y_own, y_torch)):
-            for own, want in zip([y, *gradients(y, inputs, dy)], wanted, strict=True):
+        with taking(side, inputs, transposed, arguments):
+            y_own = run(inputs, transposed, **arguments)
+            found = [[y, *gradients(y, inputs, dy)] for y in (y_own, y_torch)]
+        for i, each in enumerate(found):
+            for own, want in zip(each, wanted, strict=True):
                 totals[i] += torch.tensor(errors(own, want), dtype=torch.float64)
     assert (totals[0] <= totals[1] * 1.1).all(), f"(largest, rms) own {totals[0]}, torch {totals[1]}"

@@ -118,3 +118,15 @@ def test_bad_arguments_are_python_s_errors(driver: Interpreter) -> None:
         torch.ops.wnfused.linear(torch.randn(4, 7), layer.weight_v, layer.weight_g, None, 0, 0.0, False)
     with pytest.raises(ValueError, match="device"):
         torch.ops.wnfused.linear(torch.randn(4, 6, device="meta"), layer.weight_v, layer.weight_g, None, 0, 0.0, False)
+
+
+def test_a_negative_dim_is_not_taken_for_a_norm_over_the_whole_weight(driver: Interpreter) -> None:
+    """A known call is not checked again, so a wrong argument must not have the key of a right one."""
+    x, v, g = torch.randn(3, 21), torch.randn(34, 21), torch.rand(())
+    torch.ops.wnfused.linear(x, v, g, None, None, 0.0, False)
+    asked = table.misses()
+    torch.ops.wnfused.linear(x, v, g, None, None, 0.0, False)
+    assert table.misses() == asked and driver.launched
+    for dim in (-1, 0, -(2**63)):
+        with pytest.raises(ValueError, match="wnfused::linear: (dim|g): "):
+            torch.ops.wnfused.linear(x, v, g, None, dim, 0.0, False)

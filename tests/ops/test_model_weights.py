@@ -66,10 +66,10 @@ def test_extreme_and_zero_rows(backend: str) -> None:
     assert all(torch.isfinite(t).all() for t in (*dv, *dg))
 
 
-@pytest.mark.parametrize("most", [1, 400, 10**9])
-def test_gradients_are_those_of_the_single_operators(backend: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("least", [1, 400, 10**9])
+def test_gradients_are_those_of_the_single_operators(backend: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In buckets of one weight, of several and of all; the second weight is frozen, the third was not used."""
-    monkeypatch.setattr(autograd_lists, "BUCKET_BYTES", most)
+    monkeypatch.setattr(autograd_lists, "BUCKET_BYTES", least)
     v, g, dims, eps = arguments(torch.float64, SHAPES[:6])
     for i, t in enumerate((*v, *g)):
         t.requires_grad_(i not in (1, 7, 9))  # weight 1, and the gain of weight 3
@@ -99,6 +99,22 @@ def test_first_and_second_derivatives(backend: str) -> None:
 
     assert torch.autograd.gradcheck(weights, leaves)
     assert torch.autograd.gradgradcheck(weights, leaves)
+
+
+def test_gradients_arrive_while_the_backward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each bucket's as soon as its weights have theirs: DDP sends them during the rest of the backward."""
+    monkeypatch.setattr(autograd_lists, "BUCKET_BYTES", 1)
+    v, g, dims, eps = arguments(torch.float64, [((4, 4), 0, 0.0)] * 3)
+    order: list[str] = []
+    for i, t in enumerate(v):
+        t.requires_grad_().register_post_accumulate_grad_hook(lambda _, i=i: order.append(f"v {i}"))
+    w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float64)
+    x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    for i, weight in enumerate(w):
+        x = (x @ weight).sin()
+        x.register_hook(lambda _, i=i: order.append(f"x {i}"))
+    x.sum().backward()
+    assert order == ["x 2", "v 2", "x 1", "v 1", "x 0", "v 0"]
 
 
 def test_two_backwards_reach_one_node() -> None:

@@ -1,5 +1,7 @@
 """Shared by the tests of convolutions: inputs, the comparison with float64, cases for each side that is scaled."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from tests.support.reference import (
     normalized,
 )
 from wnfused import functional
+from wnfused.ops.backends import native
+from wnfused.ops.backends.native import ROUTES
 from wnfused.ops.reference import gain_shape
 
 OWN = {
@@ -98,8 +102,8 @@ def check_against_float64(inputs: Inputs, transposed: bool = False, relu: bool =
         assert was is None or torch.equal(t, was)
 
 
-# For weights that are large relative to the activations the native kernel scales the output or the input instead.
-# "direct" cases use its own convolutions (tests/kernels/cpu/test_direct_convolution.py).
+# Where the native kernel can apply the gain: to the weight, the output or the input, or in its direct convolutions
+# (tests/kernels/cpu/test_direct_convolution.py). Which of them it takes is the rule's choice, so ``taking`` forces it.
 # side, x, v, transposed, arguments
 SIDES = [
     ("output", (2, 80, 2, 2), (96, 80, 3, 3), False, {"padding": 1, "dim": 0}),
@@ -145,3 +149,32 @@ one_of_each_side = pytest.mark.parametrize(
 
 def sided(x: Shape, v: Shape, transposed: bool, arguments: dict[str, Any], **options: Any) -> Inputs:
     return make(x, v, arguments["dim"], transposed=transposed, groups=arguments.get("groups", 1), **options)
+
+
+@contextmanager
+def taking(side: str, inputs: Inputs, transposed: bool, arguments: dict[str, Any]) -> Iterator[None]:
+    """Force the native kernel to apply the gain on ``side``, forward and backward.
+
+    Products that cannot, such as those of 16-bit tensors, keep the rule's choice. Other backends do not have one.
+    """
+    if native.load() is not None:
+        yield
+        return
+    x, v, g, _ = inputs
+    assert x is not None and v is not None and g is not None
+    count = v.ndim - 2
+
+    def each(name: str, default: int) -> tuple[int, ...]:
+        value = arguments.get(name, default)
+        return tuple(value) if isinstance(value, tuple) else (value,) * count
+
+    geometry = (each("stride", 1), each("padding", 0), each("dilation", 1), transposed, (0,) * count)
+    named = (x, v, g, *geometry, arguments.get("groups", 1), arguments["dim"])
+    plan, route = torch.ops.wnfused_plan, ROUTES.index(side if side == "direct" else f"scaled {side}")
+    try:
+        for product in range(3 if side == "direct" else 2):  # y, dx, dw; dw has no gain
+            if plan.terms(product, route, *named):
+                plan.set_route(product, route, *named)
+        yield
+    finally:
+        plan.forget_routes()

@@ -8,6 +8,7 @@ from typing import Any
 
 from wnfused.experiments.executors import Executor, Local
 from wnfused.experiments.ledger import Ledger
+from wnfused.experiments.plan import planned
 from wnfused.experiments.results import Findings, Results
 from wnfused.experiments.sweep import Sweep
 from wnfused.files import Locked, locked
@@ -75,8 +76,9 @@ def run(
     results.open(command or f"wnfused.experiments.run({name!r}, scale={scale!r})")
     try:
         with locked(results.path / ".lock", wait=False):
-            sweep = Sweep(Ledger(results.path), executor, say)
-            return results.write(experiment.title, experiment.run(experiment.scales[scale], sweep))
+            setting, ledger = experiment.scales[scale], Ledger(results.path)
+            sweep = Sweep(ledger, executor, say, planned(experiment.run, setting, ledger))
+            return results.write(experiment.title, experiment.run(setting, sweep), ledger)
     except Locked:
         raise RunError(f"out: another process is running this experiment in {results.path}") from None
     finally:

@@ -1,7 +1,7 @@
 """The directory of an experiment's results: numbers, a page with tables beside the paper's figures, plots.
 
-about.json     version of this layout, scale, command, machine, seeds
-runs.jsonl     one line per job, written as jobs end
+about.json     version of this layout, scale, command, machine
+runs-1.jsonl   one line per job with its settings and seed, written as jobs end; then runs-2.jsonl and so on
 numbers.json   what the page shows, as JSON; written last: with it the experiment is finished
 README.md      the page
 *.png          its plots
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import wnfused
+from wnfused.experiments.ledger import Ledger
 from wnfused.files import atomic_write, write_atomically
 from wnfused.train import RunError
 from wnfused.train.run_directory import cpu_name
@@ -90,15 +91,15 @@ class Results:
         except OSError as error:
             raise RunError(f"out: cannot write into {self.path}: {error.strerror or error}") from None
 
-    def write(self, title: str, findings: Findings) -> Path:
+    def write(self, title: str, findings: Findings, ledger: Ledger) -> Path:
         for name, figure in findings.figures.items():
             with atomic_write(self.path / f"{name}.png") as file:
                 figure.savefig(file, format="png", dpi=110)
-        write_atomically(self.path / "README.md", self._page(title, findings).encode())
+        write_atomically(self.path / "README.md", self._page(title, findings, ledger).encode())
         self._write(FINISHED, findings.numbers)
         return self.path / "README.md"
 
-    def _page(self, title: str, findings: Findings) -> str:
+    def _page(self, title: str, findings: Findings, ledger: Ledger) -> str:
         about = self._about() or {}
         parts = [f"# {title}", *findings.paragraphs]
         parts += [f"![{name.replace('-', ' ')}]({name}.png)" for name in findings.figures]
@@ -107,11 +108,17 @@ class Results:
         if findings.deviations:
             parts += ["## What differs from the paper", "\n".join(f"- {line}" for line in findings.deviations)]
         made = f"`{about['command']}` on {about['machine']}, torch {about['torch']}, wnfused {about['wnfused']}."
-        parts += ["## Made by", f"{made} Every run with its settings and seed is in [runs-1.jsonl](runs-1.jsonl)."]
+        runs = ", ".join(f"[{name}]({name})" for name in ledger.files)
+        parts += ["## Made by", f"{made} {_seeds(ledger.seeds)} Every run with its settings and seed: {runs}."]
         return "\n\n".join(parts) + "\n"
 
     def _write(self, name: str, content: Any) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _seeds(seeds: set[int]) -> str:
+    low, high = min(seeds), max(seeds)
+    return f"Seed {low}." if low == high else f"Seeds {low} to {high}."
 
 
 def _machine() -> dict[str, str]:

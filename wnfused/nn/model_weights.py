@@ -98,6 +98,11 @@ class _Call:
             _write(layers, v, g)
 
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        if torch.compiler.is_compiling():
+            return
         thread = threading.get_ident()
         for layer in self.layers:
             written = layer.__dict__.get("_written")
@@ -189,17 +194,24 @@ class model_weights(ContextDecorator):  # noqa: N801 - reads as a function: `wit
     def __init__(self, model: nn.Module) -> None:
         checks.module("model_weights", model)
         self._model = model
-        self._handles: list[list[Any]] = []  # once for each time the context was entered
+        self._entered: list[tuple[_Call, Any, Any] | None] = []  # once for each time the context was entered
 
     def __enter__(self) -> nn.Module:
+        if any(isinstance(hook, _Hook) for hook in self._model._forward_pre_hooks.values()):
+            self._entered.append(None)  # inside another context of this model, whose weights are used
+            return self._model
         call = _Call([module for module in self._model.modules() if isinstance(module, WeightNormalized)])
         before = self._model.register_forward_pre_hook(_Hook(call.before))
         after = self._model.register_forward_hook(_Hook(call.after), always_call=True)
-        self._handles.append([before, after])
+        self._entered.append((call, before, after))
         return self._model
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for handle in self._handles.pop():
-            handle.remove()
+        entered = self._entered.pop()
+        if entered is not None:
+            call, *handles = entered
+            for handle in handles:
+                handle.remove()
+            call.drop()  # torch calls no hook after a KeyboardInterrupt

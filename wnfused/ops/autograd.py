@@ -125,15 +125,20 @@ def _chosen_backend(name: str) -> Callable[..., Any]:
     check = CHECKS[name]
 
     def kernel(*args: Any) -> Any:
-        first = args[0] if isinstance(args[0], Tensor) else next(iter(args[0]), None)
-        if isinstance(first, Tensor):
+        first = args[0] if isinstance(args[0], Tensor) else next(iter(args[0] or ()), None)
+        if not isinstance(first, Tensor):
+            check(*args)
+            raise AssertionError(f"{name}: the check accepts a call without tensors")
+        try:
             operators = backends.resolve(first.device).operators()
-            repeat = getattr(operators, "repeat", None)
-            if repeat is not None and (outputs := repeat(name, args)) is not None:
-                return outputs
+        except backends.BackendUnavailable:
+            check(*args)  # a tensor on another device than the others is the caller's mistake, not the backend's
+            raise
+        repeat = getattr(operators, "repeat", None)
+        if repeat is not None and (outputs := repeat(name, args)) is not None:
+            return outputs
         check(*args)
-        assert isinstance(first, Tensor)
-        return getattr(backends.resolve(first.device).operators(), name)(*args)
+        return getattr(operators, name)(*args)
 
     return kernel
 

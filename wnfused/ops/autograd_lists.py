@@ -15,20 +15,22 @@ from torch.autograd import forward_ad
 from wnfused.ops.autograd import backward_autograd, differentiable_formula, has_tangent, redispatch, register
 
 BUCKET_BYTES = 25 * 2**20  # DDP's default
+# Of the nodes that are ready, autograd runs the one that was made last. The buckets are made before the forward of the
+# model: without a later number all of them would wait for the end of the backward.
+_SOON = 2**63
 
 
-def buckets(weights: Sequence[Tensor], most: int | None = None) -> Iterator[list[int]]:
-    """The places of the weights, in order, in groups of at most ``most`` bytes; a larger weight has its own group."""
-    most = BUCKET_BYTES if most is None else most
+def buckets(weights: Sequence[Tensor], least: int | None = None) -> Iterator[list[int]]:
+    """The places of the weights, in order, in groups that end, as DDP's, once they have ``least`` bytes."""
+    least = BUCKET_BYTES if least is None else least
     group: list[int] = []
     size = 0
     for i, weight in enumerate(weights):
-        own = weight.numel() * weight.element_size()
-        if group and size + own > most:
+        group.append(i)
+        size += weight.numel() * weight.element_size()
+        if size >= least:
             yield group
             group, size = [], 0
-        group.append(i)
-        size += own
     if group:
         yield group
 
@@ -118,7 +120,9 @@ def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
                 known = torch.cat([parts[i] for i in own])
             options = ([dims[i] for i in own], [eps[i] for i in own])
             given = [*(v[i] for i in own), *(g[i] for i in own)]
-            for i, w in zip(own, _Bucket.apply(tuple(weights[i] for i in own), known, options, *given), strict=True):
+            results = _Bucket.apply(tuple(weights[i] for i in own), known, options, *given)
+            results[0].grad_fn._set_sequence_nr(_SOON)
+            for i, w in zip(own, results, strict=True):
                 weights[i] = w
         return weights, norms
 

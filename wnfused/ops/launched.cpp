@@ -13,7 +13,8 @@ enum Operator : int64_t { LINEAR, LINEAR_BACKWARD, CONVOLUTION, CONVOLUTION_BACK
 
 int64_t bits(std::array<bool, 4> mask) { return mask[0] | mask[1] << 1 | mask[2] << 2 | mask[3] << 3; }
 
-int64_t dim_or(Dim dim) { return dim.has_value() ? *dim : -1; }
+// Of length 0 or 1, so that no number stands for None: a wrong dim, such as -1, must reach the argument checks.
+Ints as_list(const Dim& dim) { return dim.has_value() ? Ints(*dim) : Ints(); }
 
 Forward two(std::vector<Tensor>&& t) { return {std::move(t[0]), std::move(t[1])}; }
 
@@ -25,7 +26,7 @@ Forward launched_linear(const Tensor& x, const Tensor& v, const Tensor& g, const
                         bool relu) {
   if (!launch_path_active(x)) return LinearOp::python().call(x, v, g, bias, dim, eps, relu);
   Call call(LINEAR);
-  call.tensor(x).tensor(v).tensor(g).tensor(bias).number(dim_or(dim)).number(eps).number(int64_t{relu});
+  call.tensor(x).tensor(v).tensor(g).tensor(bias).numbers(as_list(dim)).number(eps).number(int64_t{relu});
   if (auto out = call.run()) return two(std::move(*out));
   return LinearOp::python().call(x, v, g, bias, dim, eps, relu);
 }
@@ -35,7 +36,7 @@ Gradients launched_linear_backward(const Tensor& dy, const Tensor& x, const Tens
   if (!launch_path_active(x)) return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, biased, mask);
   Call call(LINEAR_BACKWARD);
   call.tensor(dy).tensor(x).tensor(v).tensor(g).tensor(norms).tensor(y);
-  call.number(dim_or(dim)).number(eps).number(int64_t{biased}).number(bits(mask));
+  call.numbers(as_list(dim)).number(eps).number(int64_t{biased}).number(bits(mask));
   if (auto out = call.run()) return four(std::move(*out));
   return LinearBackwardOp::python().call(dy, x, v, g, norms, y, dim, eps, biased, mask);
 }
@@ -50,7 +51,7 @@ Forward launched_convolution(const Tensor& x, const Tensor& v, const Tensor& g, 
   if (!launch_path_active(x)) return in_python();
   Call call(CONVOLUTION);
   call.tensor(x).tensor(v).tensor(g).tensor(bias).numbers(stride).numbers(padding).numbers(dilation).numbers(output_padding);
-  call.number(int64_t{transposed}).number(groups).number(dim_or(dim)).number(eps).number(int64_t{relu});
+  call.number(int64_t{transposed}).number(groups).numbers(as_list(dim)).number(eps).number(int64_t{relu});
   if (auto out = call.run()) return two(std::move(*out));
   return in_python();
 }
@@ -67,7 +68,7 @@ Gradients launched_convolution_backward(const Tensor& dy, const Tensor& x, const
   Call call(CONVOLUTION_BACKWARD);
   call.tensor(dy).tensor(x).tensor(v).tensor(g).tensor(norms).tensor(y);
   call.numbers(stride).numbers(padding).numbers(dilation).numbers(output_padding);
-  call.number(int64_t{transposed}).number(groups).number(dim_or(dim)).number(eps).number(bits(mask));
+  call.number(int64_t{transposed}).number(groups).numbers(as_list(dim)).number(eps).number(bits(mask));
   if (auto out = call.run()) return four(std::move(*out));
   return in_python();
 }

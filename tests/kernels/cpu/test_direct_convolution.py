@@ -1,6 +1,7 @@
 """The direct convolutions of the native backend: every way to copy, split and distribute the work, against float64."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import wnfused
+from tests.support.convolution_cases import taking
 from tests.support.reference import CONVS, assert_gradients_close, doubles, errors, gradients, normalized
 from wnfused import functional
 
@@ -60,6 +62,11 @@ def make(x: Shape, v: Shape) -> list[Tensor]:
     return [t.requires_grad_() for t in (torch.randn(x), torch.randn(v), gain, torch.randn(v[0]))]
 
 
+def directly(inputs: list[Tensor], arguments: dict[str, Any]) -> AbstractContextManager[None]:
+    """A context in which the direct kernels compute every product they can, whatever the rule would choose."""
+    return taking("direct", list(inputs), False, {"dim": 0, **arguments})
+
+
 def plain(inputs: list[Tensor | None], **arguments: Any) -> Tensor:
     x, v, g, b = inputs
     assert x is not None and v is not None and g is not None
@@ -78,7 +85,9 @@ def torch_calls(inputs: list[Tensor], **arguments: Any) -> set[str]:
 @each_case
 def test_the_cases_take_the_direct_path(x: Shape, v: Shape, arguments: dict[str, Any]) -> None:
     """With a stride, only the backward is direct."""
-    assert torch_calls(make(x, v), **arguments) == ({"aten::convolution"} if "stride" in arguments else set())
+    inputs = make(x, v)
+    with directly(inputs, arguments):
+        assert torch_calls(inputs, **arguments) == ({"aten::convolution"} if "stride" in arguments else set())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -88,11 +97,13 @@ def test_values_and_gradients(x: Shape, v: Shape, arguments: dict[str, Any], thr
     torch.set_num_threads(threads)
     try:
         inputs = make(x, v)
-        y = WN[len(v) - 2](*inputs, **arguments)
         wide = doubles(*inputs)
         y_wide = plain(wide, **arguments)
         dy = (torch.randn_like(y_wide) + y_wide.detach()).float()
-        own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
+        with directly(inputs, arguments):
+            y = WN[len(v) - 2](*inputs, **arguments)
+            own = gradients(y, inputs, dy)
+        wanted = gradients(y_wide, wide, dy.double())
     finally:
         torch.set_num_threads(before)
     largest, rms = errors(y, y_wide)
@@ -117,13 +128,15 @@ def test_any_shape(
     assume(all(n + 2 * p > d * (k - 1) for n, p, d, k in zip(size, padding, dilation, kernel, strict=True)))
     arguments = {"padding": padding, "dilation": dilation, "stride": stride}
     inputs = make((batch, channels, *size), (filters, channels, *kernel))
-    y = functional.wn_conv2d(*inputs, **arguments)
     wide = doubles(*inputs)
     y_wide = plain(wide, **arguments)
     dy = (torch.randn_like(y_wide) + y_wide.detach()).float()
+    with directly(inputs, arguments):
+        y = functional.wn_conv2d(*inputs, **arguments)
+        own = gradients(y, inputs, dy)
     largest, rms = errors(y, y_wide)
     assert largest < 1e-5 and rms < 2e-6
-    own, wanted = gradients(y, inputs, dy), gradients(y_wide, wide, dy.double())
+    wanted = gradients(y_wide, wide, dy.double())
     assert_gradients_close(own, wanted, wide[1], wide[2], 0)
 
 
@@ -159,7 +172,8 @@ def test_nonfinite_values_reach_only_the_outputs_that_read_them(value: float, wi
     """Copies extend beyond the ends of rows, and tiles beyond the ends of images: neither may leak."""
     x, v, g, b = (t.detach() for t in make((2, 3, 8, width), (4, 3, 3, 3)))
     x[0, 1, 4, width - 1] = value
-    y = functional.wn_conv2d(x, v, g, b, padding=1)
+    with directly([x, v, g, b], {"padding": 1}):
+        y = functional.wn_conv2d(x, v, g, b, padding=1)
     touched = F.conv2d((~x.isfinite()).float(), torch.ones_like(v), padding=1) > 0
     assert torch.equal(~y.isfinite(), touched)
 

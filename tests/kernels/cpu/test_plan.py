@@ -77,6 +77,18 @@ def test_a_route_that_cannot_compute_the_product_is_refused():
         torch.ops.wnfused_plan.set_route(0, 4, *named)  # direct, but strided
     with pytest.raises(ValueError, match="product: 3; expected 0 to 2"):
         torch.ops.wnfused_plan.costs(3, *named)
+    with pytest.raises(ValueError, match="route: 5; expected 0 to 4"):
+        torch.ops.wnfused_plan.terms(0, 5, *named)
+
+
+@pytest.mark.parametrize("at", range(3, 6), ids=["stride", "padding", "dilation"])
+def test_a_problem_that_is_no_convolution_is_refused(at):
+    plan, named = torch.ops.wnfused_plan, _named(PROBLEMS[0])
+    for value in ([], [-1], [2**62]):
+        wrong = (*named[:at], value, *named[at + 1 :])
+        for call in (lambda w: plan.costs(0, *w), lambda w: plan.terms(0, 0, *w), lambda w: plan.set_route(0, 0, *w)):
+            with pytest.raises(ValueError, match="wnfused::convolution: (stride|padding|dilation): expected"):
+                call(wrong)
 
 
 def _fits_this_machine() -> bool:

@@ -271,14 +271,41 @@ def test_cached_tensors_are_free_to_read():
     assert roofline.dram_bytes([other, streamed, other, read], 100) == [50, 60, 0, 60]
 
 
+def launched_by(source: str, module: str) -> set[str]:
+    """The kernels that a file passes to ``launch``, or to a function of its own that hands them on, as module.name."""
+    tree = ast.parse(source)
+    functions = {f.name: f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and f.args.args}
+    launching = {"launch"}
+
+    def passed(node: ast.AST) -> set[str]:
+        calls = (call for call in ast.walk(node) if isinstance(call, ast.Call) and call.args)
+        return {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) in launching}
+
+    while more := {name for name, f in functions.items() if f.args.args[0].arg in passed(f)} - launching:
+        launching |= more
+    handed_on = {functions[name].args.args[0].arg for name in launching & functions.keys()}
+    return {name if "." in name else f"{module}.{name}" for name in passed(tree) - handed_on}
+
+
 def test_every_launched_kernel_is_audited():
-    """Kernels are launched as launch(module.kernel, grid, …)."""
-    launched = set()
-    for file in KERNELS.glob("run_*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch":
-                launched.add(ast.unparse(node.args[0]))
+    """Wherever it is launched: the launches of all files, and the kernels that the files define."""
+    launched = set().union(*(launched_by(file.read_text(), file.stem) for file in KERNELS.glob("*.py")))
     assert launched == {f"{module}.{kernel}" for kernel, module in builds.KERNELS.items()}
+
+
+def test_launches_are_found_wherever_they_are_written():
+    source = """
+def run(x):
+    launch(rows.norms, (1,), x)
+    _mine(own, x)
+
+def _mine(kernel, x):
+    _other(kernel, x)
+
+def _other(any_kernel, x):
+    launch(any_kernel, (1,), x)
+"""
+    assert launched_by(source, "here") == {"rows.norms", "here.own"}
 
 
 def test_roots_and_quotients_are_rounded_to_nearest():

@@ -1,15 +1,19 @@
 """All weights of a model in one Triton launch: the numbers, and the launches of whole networks before and after."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import wnfused
 from tests.ops.test_model_weights import SHAPES, arguments, wide
 from tests.support.reference import assert_close
-from tests.support.triton_cases import DEVICE
+from tests.support.triton_cases import DEVICE, ON_GPU
+from wnfused.benchmarks.streaming import Generator
 from wnfused.kernels.triton import model_weights
-from wnfused.kernels.triton.launch import Launch, consumed_by
+from wnfused.kernels.triton.launch import consumed_by
 from wnfused.ops import reference
 from wnfused.ops.backends import triton as triton_backend
 
@@ -43,24 +47,48 @@ def test_a_row_too_long_for_one_program_has_its_own_launches() -> None:
     assert model_weights.shares(v, 0) and not model_weights.shares(v, None)
 
 
-def launches(model: nn.Module, x: torch.Tensor) -> list[str]:
-    """The launches of a step, which are not run."""
+class Operations(TorchDispatchMode):
+    """Counts torch's operations that compute: on a GPU, each is at least one launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        self.count += func.namespace == "aten" and not func.is_view and "empty" not in name
+        return func(*args, **(kwargs or {}))
+
+
+def step_of(model: nn.Module, x: torch.Tensor) -> tuple[list[str], int]:
+    """The launches of a step, which are not run, and the number of torch's operations."""
     seen: list[str] = []
-
-    def consume(record: Launch) -> None:
-        seen.append(record.name)
-
-    with wnfused.backend("triton"), consumed_by(consume):
+    model.zero_grad()
+    with wnfused.backend("triton"), consumed_by(lambda record: seen.append(record.name)), Operations() as operations:
         model(x).sum().backward()
-    return seen
+    return seen, operations.count
 
 
-def test_launches_of_a_resnet_110() -> None:
-    """Weights of 7 MB: one launch forward and one backward, where the layers had more than two each."""
-    model, x = wnfused.models.resnet110().to(DEVICE), torch.randn(1, 3, 8, 8, device=DEVICE)
-    layers = sum(isinstance(m, wnfused.nn.WeightNormalized) for m in model.modules())
-    before = launches(model, x)
+# Network, input, weight-normalized layers, launches of a step before and after: weights of 7, 56 and 223 MB.
+NETWORKS: dict[str, tuple[Any, tuple[int, ...], int, int, int]] = {
+    "ResNet-110": (lambda: wnfused.models.resnet110(norm="none"), (1, 3, 8, 8), 112, 558, 2),
+    "HiFi-GAN V1": (Generator, (1, 80, 1), 78, 388, 4),
+    "WRN-40-10": (lambda: wnfused.models.WRN(40, 10, norm="none"), (1, 3, 8, 8), 40, 198, 9),
+}
+
+
+@pytest.mark.skipif(ON_GPU, reason="the number depends on the plans for this GPU")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_launches_of_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch writes all weights, one for each 25 MB their gradients; all else is the plain network's step."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
+    make, shape, layers, before, after = NETWORKS[name]
+    model, x = make(), torch.randn(shape)
+    _, plain = step_of(model, x)
+    assert wnfused.apply(model).count == layers
+    launched, _ = step_of(model, x)
+    assert len(launched) == before
     with wnfused.model_weights(model):
-        after = launches(model, x)
-    assert after == ["write_model_weights", "project_model_weights"]
-    assert layers >= 109 and len(before) >= 2 * layers
+        launched, operations = step_of(model, x)
+    assert launched == ["write_model_weights", *["project_model_weights"] * (after - 1)]
+    assert operations == plain

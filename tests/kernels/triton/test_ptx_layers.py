@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.support.ptx import cases, layers, rounding
+from tests.support.ptx import cases, layers, models, rounding
 from tests.support.ptx.opcodes import untested
 from wnfused.kernels.triton.audit import builds
 
@@ -34,11 +34,14 @@ def test_drawn_layer(seed: int, compiled: Compiled) -> None:
 
 def test_every_kernel_is_run(compiled: Compiled) -> None:
     launched = {kernel for layer in cases.LAYERS for kernel, _ in compiled(cases.pointers_launched, layer)}
-    assert launched | {"many_row_norms"} == set(builds.KERNELS)
+    assert launched | {*models.KERNELS} == set(builds.KERNELS)
 
 
-def test_norms_of_many_weights(compiled: Compiled) -> None:
-    assert compiled(cases.norms_of_many) < 1e-6
+@pytest.mark.parametrize("model", models.MODELS, ids=[f"{m.weight}-{m.compute}" for m in models.MODELS])
+def test_weights_of_a_model(model: models.Model, compiled: Compiled) -> None:
+    """Weights and gradients of a model, each in one launch that finds its tensors in a table of addresses."""
+    opcodes = compiled(models.check, model)
+    assert opcodes and not untested(opcodes)
 
 
 def test_drawn_layers_are_of_all_kinds() -> None:

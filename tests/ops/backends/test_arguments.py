@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
 import wnfused
 from wnfused.ops import reference
@@ -49,7 +50,20 @@ def good(name: str) -> dict[str, Any]:
 
 
 OPERATORS = [f"{kind}{way}" for kind in ("weight_norm", "linear", "convolution") for way in ("", "_backward")]
+LISTS = ["model_weights", "model_weights_backward"]
 TENSORS = [(name, key) for name in OPERATORS for key, value in good(name).items() if isinstance(value, Tensor)]
+
+
+def good_list(name: str) -> dict[str, Any]:
+    """Valid arguments of ``model_weights``: three weights, one with a norm over all of it."""
+    shapes, dims = [(6, 4), (4, 3, 2), (5, 7)], [0, 1, -1]
+    v = [torch.randn(shape) for shape in shapes]
+    g = [torch.rand(6, 1), torch.rand(1, 3, 1), torch.rand(())]
+    eps = [0.0, 1e-6, 0.0]
+    if name == "model_weights":
+        return {"v": v, "g": g, "dims": dims, "eps": eps, "dtype": torch.float32}
+    dw, wanted = [torch.randn(shape) for shape in shapes], {"want_v": [True] * 3, "want_g": [True, False, True]}
+    return {"dw": dw, "v": v, "g": g, "norms": torch.rand(10), "dims": dims, "eps": eps, **wanted}
 
 
 def call_native(name: str, arguments: dict[str, Any]) -> Any:
@@ -64,17 +78,17 @@ def call_python(name: str, arguments: dict[str, Any]) -> Any:
 
 def call_recorded(name: str, arguments: dict[str, Any]) -> Any:
     """Call as under ``create_graph``, where a backward operator is evaluated by its plain formula."""
-    recorded = {
-        key: value.detach().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for key, value in arguments.items()
-    }
-    return call_native(name, recorded)
+
+    def record(t: Tensor) -> Tensor:
+        return t.detach().requires_grad_() if t.is_floating_point() else t
+
+    return call_native(name, tree_map_only(Tensor, record, arguments))
 
 
 def call_fake(name: str, arguments: dict[str, Any]) -> Any:
     with FakeTensorMode() as mode:
-        fakes = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments.values()]
-        return getattr(torch.ops.wnfused, name)(*fakes)
+        fakes = tree_map_only(Tensor, mode.from_tensor, arguments)
+        return getattr(torch.ops.wnfused, name)(*fakes.values())
 
 
 DOORS = [call_native, call_python, call_recorded, call_fake]
@@ -82,7 +96,7 @@ DOORS = [call_native, call_python, call_recorded, call_fake]
 
 def refused(name: str, key: str, value: Any, named: str | None = None) -> None:
     """Every path raises an error that names the argument, or ``named`` if another argument is at fault."""
-    arguments = {**good(name), key: value}
+    arguments = {**(good_list(name) if name in LISTS else good(name)), key: value}
     for door in DOORS:
         with pytest.raises((ValueError, TypeError), match=MESSAGE.format(name, named or key)):
             door(name, arguments)
@@ -151,6 +165,70 @@ def test_geometry(name: str) -> None:
     refused(name, "output_padding", [1, 0])
     refused(name, "dilation", [4, 1], named="x")  # the output would be empty
     refused(name, "dilation", [2**31 - 1] * 2, named="x")
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("door", DOORS)
+def test_good_lists_pass(name: str, door: Callable[..., Any]) -> None:
+    assert door(name, good_list(name))
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_of_another_length(name: str) -> None:
+    first = next(iter(good_list(name)))
+    for key, value in good_list(name).items():
+        if isinstance(value, list):
+            for wrong in ([], value[:-1], [*value, value[0]]):
+                empty_v = key == "v" and not wrong
+                others_named = key in ("v", first) and not empty_v
+                refused(name, key, wrong, named="(g|dw)" if others_named else None)
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("key", ["v", "g", "dw"])
+def test_one_wrong_tensor_of_a_list(name: str, key: str) -> None:
+    given = good_list(name)
+    for place, t in enumerate(given.get(key, [])):
+        wrong = [t.to(torch.int64), t.to(torch.complex64), t.to_sparse()]
+        wrong += [t[None, None]] if key == "g" or given["dims"][place] != -1 else []  # a norm over all of v fits any v
+        for one in wrong:
+            named = f"weight {place}: ({key}|{'g|dw' if key == 'v' else key})"
+            refused(name, key, [*given[key][:place], one, *given[key][place + 1 :]], named=named)
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_numbers_of_lists(name: str) -> None:
+    given = good_list(name)
+    for wrong in (-2, 2, 2**62, -(2**63)):
+        refused(name, "dims", [wrong, *given["dims"][1:]], named="weight 0: dim")
+    for wrong in (-1.0, float("inf"), float("nan"), 1e39):
+        refused(name, "eps", [*given["eps"][:2], wrong], named="weight 2: eps")
+    if "dtype" in given:
+        for dtype in (torch.int32, torch.complex64, torch.bool, torch.float64):
+            refused(name, "dtype", dtype)
+    else:
+        for norms in (torch.rand(9), torch.rand(10, 1), torch.rand(10).double(), torch.rand(10).bfloat16()):
+            refused(name, "norms", norms)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_none_for_the_first_tensor(name: str, backend: str) -> None:
+    """The backend is selected by the first tensor's device. ``.python`` is the default overload without a library."""
+    first = next(iter(good(name)))
+    for overload in ("default", "python"):
+        operator = getattr(getattr(torch.ops.wnfused, name), overload)
+        with wnfused.backend(backend), pytest.raises(TypeError, match=MESSAGE.format(name, first)):
+            operator(*{**good(name), first: None}.values())
+
+
+@pytest.mark.parametrize(("name", "key"), TENSORS)
+def test_a_sparse_tensor_among_meta_tensors(name: str, key: str) -> None:
+    """The argument is named, not the backend, which cannot run on meta tensors either."""
+    arguments = {k: t.to_sparse() if k == key else t.to("meta") if isinstance(t, Tensor) else t
+                 for k, t in good(name).items()}  # fmt: skip
+    with pytest.raises((ValueError, TypeError), match=r"^wnfused::" + name + ": [a-z]+: expected"):
+        call_native(name, arguments)
 
 
 def test_shapes_that_wrote_past_the_heap() -> None:

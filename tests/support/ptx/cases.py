@@ -7,11 +7,9 @@ from unittest import mock
 import torch
 from triton.runtime.jit import JITFunction, mangle_type
 
-from wnfused.kernels.triton import run_multi
-from wnfused.ops import reference as formulas
-
-from .launch import POISONS, Conditions, emulated
-from .layers import Layer, differences, forward_and_backward, placed, run, tensors_of
+from . import models
+from .launch import Conditions, Launch
+from .layers import Layer, differences, forward_and_backward, run, tensors_of
 from .mutations import mutations, verdict
 
 LAYERS = [
@@ -52,25 +50,6 @@ def pointers_launched(layer: Layer) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
-def norms_of_many() -> float:
-    """The largest relative error of one launch's norms, of weights that it finds by their addresses in a table."""
-    shapes = [((7, 5), 0), ((60, 3), 1), ((3, 700), 0), ((5, 6), None), ((6, 1048), 0), ((2, 3, 40), 1)]
-    weights = []
-    for i, (shape, dim) in enumerate(shapes):
-        v = placed(torch.randn(shape, generator=torch.Generator().manual_seed(i)), i % 2)
-        weights.append(run_multi.Weight(v, formulas.gain_shape(shape, dim), dim, 0.1))
-    found = []
-    for seed, poison in enumerate(POISONS):
-        with emulated(Conditions(seed, poison)) as launches:
-            launches.lent.update({f"weight {i}": weight.v for i, weight in enumerate(weights)})
-            found.append(run_multi.many_norms(weights))
-        assert launches.kernels == ["many_row_norms"] and not launches.conflicting
-    for first, second in zip(*found, strict=True):
-        assert torch.equal(first, second)
-    wanted = [formulas.row_norms(w.v.double(), w.dim, w.eps) for w in weights]
-    return max(((a - b).abs() / b).max().item() for a, b in zip(found[0], wanted, strict=True))
-
-
 def check_zeros(layer: Layer) -> None:
     """Fails with what a comparison says of results that are all zeros, after it passed the right ones."""
     found, dy, _ = run(layer, Conditions())
@@ -80,11 +59,20 @@ def check_zeros(layer: Layer) -> None:
     assert not said, "\n".join(said)
 
 
+def first_launch(kernel: str) -> Launch:
+    """Of a kernel, in the first of the layers that launch it, or in a model."""
+    if kernel in models.KERNELS:
+        recorded = models.run(models.FAULTY, Conditions(), record=True)[1].recorded
+    else:
+        (layer, *_) = (layer for layer in LAYERS if kernel in dict(pointers_launched(layer)))
+        recorded = run(layer, Conditions(), record=True)[2].recorded
+    (launch, *_) = (launch for launch in recorded if launch.program.kernel.name == kernel)
+    return launch
+
+
 def verdicts(kernel: str) -> Counter[tuple[str, str]]:
-    """Of each fault in a kernel, in the first of the layers that launch it: how many, by kind and verdict."""
-    (layer, *_) = (layer for layer in LAYERS if kernel in dict(pointers_launched(layer)))
-    _, _, launches = run(layer, Conditions(), record=True)
-    (launch, *_) = (launch for launch in launches.recorded if launch.program.kernel.name == kernel)
+    """Of each fault in a kernel: how many, by kind and verdict."""
+    launch = first_launch(kernel)
     whole = launch.copied()
     assert not whole.run()
     faults = mutations(launch.program.kernel)

@@ -48,10 +48,10 @@ class Launch:
     lent: dict[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, (type, value) in self.arguments.items() if type.startswith("*")}
+        return {name: value for name, (type, value) in self.arguments.items() if type.startswith("*")} | self.lent
 
     def copied(self) -> "Launch":
-        """With tensors of its own, which share memory where the launch's do."""
+        """With tensors of its own, which share memory where the launch's do; its tables have their addresses."""
         storages: dict[int, torch.UntypedStorage] = {}
 
         def copy(t: Tensor) -> Tensor:
@@ -60,7 +60,12 @@ class Launch:
             return torch.empty(0, dtype=t.dtype).set_(own, t.storage_offset(), t.shape, t.stride())
 
         arguments = {name: (type, copy(v) if type.startswith("*") else v) for name, (type, v) in self.arguments.items()}
-        return replace(self, arguments=arguments)
+        lent = {name: copy(t) for name, t in self.lent.items()}
+        moved = {t.data_ptr(): lent[name].data_ptr() for name, t in self.lent.items()}
+        for type, value in arguments.values():
+            if type == "*i64":
+                value.apply_(lambda entry: moved.get(entry, entry))
+        return replace(self, arguments=arguments, lent=lent)
 
     def run(self, conditions: Conditions = Conditions()) -> set[int]:  # noqa: B008 - it is frozen
         """On the host tensors. Returns the lines of stores whose lanes had different values for one address."""
@@ -122,7 +127,7 @@ def emulated(conditions: Conditions, record: bool = False) -> Iterator[Launches]
         types = {name: type for name, type in compiled.src.signature.items() if type != "constexpr"}
         values = {name: (type, values[name]) for name, type in types.items()}
         program, shared_size = program_of(compiled.asm["ptx"]), compiled.metadata.shared
-        launch = Launch(program, (*grid, 1, 1)[:3], values, shared_size, launches.lent)
+        launch = Launch(program, (*grid, 1, 1)[:3], values, shared_size, {**launches.lent})
         if record:
             launches.recorded.append(launch.copied())
         launches.conflicting |= {(kernel.__name__, line) for line in launch.run(conditions)}

@@ -98,15 +98,15 @@ def use_routes(file: Path) -> None:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         threads, answers = content["threads"], content["routes"]
-        routes = [(PRODUCTS.index(a["product"]), ROUTES.index(a["route"]), _problem(a)) for a in answers]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        routes = [(PRODUCTS.index(a["product"]), ROUTES.index(a["route"]), *_problem(a)) for a in answers]
+        if threads == torch.get_num_threads():
+            for route in routes:
+                torch.ops.wnfused_plan.set_route(*route)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         raise ValueError(
             f"WNFUSED_CPU_ROUTES: {str(file)!r} is not a file of 'wnfused tune --device cpu': {reason}"
         ) from None
-    if threads == torch.get_num_threads():
-        for product, route, problem in routes:
-            torch.ops.wnfused_plan.set_route(product, route, *problem)
 
 
 def _problem(answer: dict[str, Any]) -> tuple[Any, ...]:

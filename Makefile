@@ -1,11 +1,11 @@
-# One target per habit; `make` lists them. Everything runs in .venv, which `make setup` makes on first need.
+# One target per habit; `make` lists them. Everything runs in .venv, which `make setup` creates when it is first needed.
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=# more arguments for pip, for example another package index
 ARGS ?=# more arguments for pytest, the training, the benchmarks or the audit
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)# processes that run the tests
-LAYERS ?= 300# drawn layers that test-ptx executes
+LAYERS ?= 300# random layers that test-ptx executes
 SEED ?= 0# of the first of them
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -18,7 +18,7 @@ help: ## list the targets
 	@echo "make TARGET [PYTHON=python3] [ARGS=...]"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' Makefile
 
-setup: $(INSTALLED) ## make .venv and install the package (editable), its tools and its pinned dependencies
+setup: $(INSTALLED) ## create .venv and install the package (editable), its tools and its pinned dependencies
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
@@ -58,12 +58,12 @@ test-triton: setup ## run the operators' own tests on the Triton kernels, in tri
 	@echo "==> running the operators' tests on the Triton kernels, in triton's interpreter"
 	WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
-test-launch: setup ## the same through the C++ launch path, whose launches the interpreter executes (an hour)
+test-launch: setup ## the same through the C++ launch path, with launches executed by the interpreter (an hour)
 	@echo "==> running the operators' tests through the C++ launch path, in triton's interpreter"
 	WNFUSED_TEST_DRIVER=interpreter WNFUSED_BACKEND=triton TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/ops --ignore tests/ops/backends $(ARGS)
 
-test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS drawn layers from SEED on (half an hour or more)
-	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) drawn layers from seed $(SEED) on"
+test-ptx: setup ## execute the compiled Triton kernels on a PTX emulator: LAYERS random layers from SEED on (half an hour or more)
+	@echo "==> executing the compiled Triton kernels on the PTX emulator: $(LAYERS) random layers from seed $(SEED) on"
 	WNFUSED_PTX_LAYERS=$(LAYERS) WNFUSED_PTX_SEED=$(SEED) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/kernels/triton -k ptx $(ARGS)
 
 test-gpu: setup ## run the Triton kernels' tests on a GPU instead of in the interpreter, without tf32 and with it
@@ -85,12 +85,12 @@ results: setup ## run every experiment of the paper at smoke scale into results/
 	    echo "==> wnfused experiment $$name"; $(BIN)/wnfused experiment $$name --out results --force $(ARGS) || exit; done
 
 bench: setup ## measure layers and networks against plain torch.nn and torch's weight_norm: five minutes
-	@echo "==> measuring (do not use the machine meanwhile)"
+	@echo "==> measuring (leave the machine idle meanwhile)"
 	$(BIN)/python -m benchmarks.layers $(ARGS)
 	$(BIN)/python -m benchmarks.networks $(ARGS)
 
 bench-full: setup ## all shapes and networks, memory and scaling, into benchmarks/results and docs/performance.md (half an hour)
-	@echo "==> measuring (do not use the machine meanwhile)"
+	@echo "==> measuring (leave the machine idle meanwhile)"
 	$(BIN)/python -m benchmarks.layers --full --json benchmarks/results/layers.json
 	$(BIN)/python -m benchmarks.networks --full --json benchmarks/results/networks.json
 	$(BIN)/python -m benchmarks.memory --json benchmarks/results/memory.json
@@ -99,16 +99,16 @@ bench-full: setup ## all shapes and networks, memory and scaling, into benchmark
 	$(BIN)/python -m benchmarks.limits page
 
 bench-train: setup ## measure steps of the trainer: wnfused, torch's weight_norm, batch norm, no normalization
-	@echo "==> measuring (do not use the machine meanwhile)"
+	@echo "==> measuring (leave the machine idle meanwhile)"
 	$(BIN)/python -m benchmarks.training $(ARGS)
 
 bench-host: setup ## measure the host time of a layer's call, with a driver that launches nothing (no GPU needed)
-	@echo "==> measuring host time (do not use the machine meanwhile)"
+	@echo "==> measuring host time (leave the machine idle meanwhile)"
 	@$(BIN)/wnfused build
 	$(BIN)/python -m wnfused.benchmarks.host $(ARGS)
 
 bench-gpu: setup ## measure the layers on a GPU
-	@echo "==> measuring on a GPU (do not use the machine meanwhile)"
+	@echo "==> measuring on a GPU (leave the machine idle meanwhile)"
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "make: torch sees no GPU here")'
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 

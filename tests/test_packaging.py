@@ -168,7 +168,7 @@ def test_every_dependency_is_pinned():
     assert names_of(wanted) <= names_of((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
 
 
-def test_the_install_line_of_the_readme_brings_what_its_train_line_needs():
+def test_the_install_line_of_the_readme_installs_what_make_train_needs():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     (line,) = re.findall(r"^    (pip install .*)$", page, flags=re.MULTILINE)
     assert "make train" in page

@@ -211,6 +211,11 @@ def test_the_package_imports_nothing_from_outside_it() -> None:
     assert [found for found in known if found[1].split(".")[0] in outside] == []
 
 
+def test_no_comments_for_the_type_checker_in_files_that_it_does_not_check() -> None:
+    comment = "# type:" + " ignore"
+    assert [str(path) for path in (ROOT / "tests").rglob("*.py") if comment in path.read_text()] == []
+
+
 def test_the_native_kernels_include_no_autograd() -> None:
     sources = [path for path in (ROOT / "kernels/cpu").iterdir() if path.suffix in (".cpp", ".h")]
     assert sources

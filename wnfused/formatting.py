@@ -62,7 +62,7 @@ def aligned(
 ) -> list[str]:
     """A table as lines of at most 80 columns; the columns ``left`` are left-aligned, the others right-aligned.
 
-    A name in the first column that is too long stands on a line of its own. ``notes`` are texts shown indented below
+    A name in the first column that is too long is printed on a separate line. ``notes`` are texts shown indented below
     each row. ``rule=True`` underlines the header.
     """
     widths = _widths(header, rows)

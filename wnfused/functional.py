@@ -58,7 +58,7 @@ def _is_usual(x: Any, v: Any, g: Any, bias: Any, dim: Any, eps: Any, activation:
 def weight_norm(v: Tensor, g: Tensor, dim: int | None = 0, eps: float = 0.0) -> Tensor:
     """The normalized weight ``g * v / norm(v)``, which torch's ``weight_norm`` writes on every forward.
 
-    The layers never materialize it. Use it to inspect or fold a weight, or to build operations of your own.
+    The layers never materialize it. Use it to inspect or fold a weight, or to build new operations.
     """
     checks.tensors("weight_norm", v, v, g, None)
     checks.gain_and_bias("weight_norm", v.shape, g.shape, None, None, dim, eps)
@@ -98,7 +98,7 @@ def wn_linear(
 
 
 def convolve(x: Tensor, v: Tensor, g: Tensor, bias: Tensor | None, known: KnownOptions) -> Tensor | None:
-    """The convolution of options that were checked before; None where this call has to be checked in full."""
+    """The convolution with options that were already checked; None if this call needs all checks."""
     if not _is_usual(x, v, g, bias, known.dim, known.eps, None) or x.ndim != v.ndim:
         return None
     try:

@@ -58,7 +58,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (["biuld"], "wnfused: unknown command 'biuld', did you mean 'build'?\n"),
         (["xyzzy", "--help"], f"wnfused: unknown command 'xyzzy', expected one of {', '.join(cli.COMMANDS)}\n"),
@@ -69,8 +69,8 @@ def test_version(capsys):
         (["--backend"], "wnfused: unrecognized arguments: --backend (see wnfused --help)\n"),
     ],
 )
-def test_a_typing_error_is_one_line_and_exit_code_2(capsys, argv, said):
-    assert run(capsys, *argv) == (2, "", said)
+def test_a_typing_error_is_one_line_and_exit_code_2(capsys, argv, message):
+    assert run(capsys, *argv) == (2, "", message)
 
 
 def test_interrupt_leaves_without_a_traceback(capsys, monkeypatch):

@@ -105,14 +105,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("argv", "said"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
-def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, said):
+@pytest.mark.parametrize(("argv", "message"), BAD, ids=[" ".join(argv) for argv, _ in BAD])
+def test_bad_input_is_one_line_and_exit_code_2(capsys, monkeypatch, argv, message):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     Path("file").write_text("mine")
     given = [] if "--resume" in argv else [*TINY, "--epochs", "1"]
     code, out, err = main(capsys, *given, *argv)
     assert (code, out) == (2, "")
-    assert err.startswith(f"wnfused: train: {said}") and err.count("\n") == 1
+    assert err.startswith(f"wnfused: train: {message}") and err.count("\n") == 1
     assert [path.name for path in Path().iterdir()] == ["file"] and Path("file").read_text() == "mine"
 
 

@@ -34,7 +34,7 @@ class Server:
     ranges: bool = True
     lengths: bool = True
     pause: float = 0.0  # seconds before it answers
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    requested: list[tuple[str, str | None]] = field(default_factory=list)
 
     def source(self, file: str = "file.gz", **changes: object) -> Source:
         data = self.files[file]
@@ -46,7 +46,7 @@ def handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             wanted = self.headers.get("Range")
-            server.asked.append((self.path, wanted))
+            server.requested.append((self.path, wanted))
             time.sleep(server.pause)
             status = server.statuses.pop(0) if server.statuses else 200
             data = server.files.get(self.path.removeprefix("/"))
@@ -95,7 +95,7 @@ def names(folder: Path) -> list[str]:
 
 
 def ranges(server: Server) -> list[str | None]:
-    return [wanted for _, wanted in server.asked]
+    return [wanted for _, wanted in server.requested]
 
 
 def test_a_file_is_downloaded_once(server, tmp_path, capsys):
@@ -140,7 +140,7 @@ def test_the_next_run_resumes_the_download(server, tmp_path):
 def test_a_complete_partial_file_needs_no_request(server, tmp_path):
     (tmp_path / "file.gz.part").write_bytes(DATA)
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
-    assert server.asked == []
+    assert server.requested == []
 
 
 def test_a_server_without_ranges_sends_the_whole_file(server, tmp_path):
@@ -180,14 +180,14 @@ def test_a_different_size_is_rejected(lengths, server, tmp_path):
     message = "offers 1000000 bytes instead of 999000" if lengths else "sends more than 999000 bytes"
     with pytest.raises(DataError, match=message):
         fetch(server.source(size=999_000), tmp_path)
-    assert not (tmp_path / "file.gz").exists() and len(server.asked) == 1
+    assert not (tmp_path / "file.gz").exists() and len(server.requested) == 1
 
 
 def test_only_temporary_errors_are_retried(server, tmp_path):
     server.statuses = [404]
     with pytest.raises(DataError, match=r"cannot download file.gz: http://127.0.0.1:\d+/file.gz: HTTP 404 Not Found$"):
         fetch(server.source(), tmp_path)
-    assert len(server.asked) == 1
+    assert len(server.requested) == 1
     server.statuses = [503, 500, 429]
     assert fetch(server.source(), tmp_path).read_bytes() == DATA
     (tmp_path / "file.gz").unlink()
@@ -202,7 +202,7 @@ def test_mirrors_are_tried_in_turn(server, tmp_path):
     assert fetch(source, tmp_path).read_bytes() == DATA
     with pytest.raises(DataError, match=r"127.0.0.1:9/file.gz: no connection \(.*\); http.*/gone/file.gz: HTTP 404"):
         fetch(dataclasses.replace(source, folders=source.folders[:2]), tmp_path / "other")
-    assert [path for path, _ in server.asked] == ["/gone/file.gz", "/file.gz", "/gone/file.gz"]
+    assert [path for path, _ in server.requested] == ["/gone/file.gz", "/file.gz", "/gone/file.gz"]
 
 
 def test_directories_that_cannot_be_written(server, tmp_path):
@@ -248,10 +248,10 @@ def official(server, tmp_path, monkeypatch) -> Server:
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "cifar100"])
 def test_data_sets_are_downloaded_once(name, official, tmp_path):
     first = load(name)
-    count = len(official.asked)
+    count = len(official.requested)
     assert count == len(SOURCES[name])
     again = load(name, download=False)
-    assert len(official.asked) == count
+    assert len(official.requested) == count
     assert np.array_equal(first.train.images, again.train.images) and np.array_equal(
         first.test.labels, again.test.labels
     )
@@ -266,7 +266,7 @@ def test_a_download_that_was_killed_before_unpacking(official, tmp_path):
     folder = tmp_path / "cache" / "cifar100"
     made.write_folder(folder, {"cifar-100-binary.tar.gz": official.files["cifar-100-binary.tar.gz"]})
     made.write_folder(folder / ".unpacking-left", {"train.bin": b"half"})
-    assert len(load("cifar100").train) == 3 and official.asked == []
+    assert len(load("cifar100").train) == 3 and official.requested == []
     assert names(folder) == ["cifar-100-binary", "lock"]
 
 
@@ -300,7 +300,7 @@ def test_concurrent_loads_download_once(official):
     with ThreadPoolExecutor(3) as pool:  # the lock belongs to the open file, so threads behave like processes
         sizes = list(pool.map(lambda _: len(load("cifar100").train), range(3)))
     assert sizes == [3, 3, 3]
-    assert [path for path, _ in official.asked] == ["/cifar-100-binary.tar.gz"]
+    assert [path for path, _ in official.requested] == ["/cifar-100-binary.tar.gz"]
 
 
 def test_official_facts_are_well_formed():

@@ -96,10 +96,10 @@ def test_a_plot_without_matplotlib_is_refused_first(
     module: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, page, said = run(capsys, f"{module}:made", "--input", "6,4", "--plot", "signal.png")
+    code, page, message = run(capsys, f"{module}:made", "--input", "6,4", "--plot", "signal.png")
     install = "install the extra 'train': pip install -c constraints.txt \".[train]\""
     assert (code, page) == (2, "")
-    assert said == f"wnfused: doctor: --plot: matplotlib is not installed; {install}\n"
+    assert message == f"wnfused: doctor: --plot: matplotlib is not installed; {install}\n"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_a_plot_without_matplotlib_is_refused_first(
 def test_a_plot_that_cannot_be_written_is_one_line(
     module: str, capsys: pytest.CaptureFixture[str], file: str, code: int, error: str
 ) -> None:
-    found, page, said = run(capsys, f"{module}:made", "--input", "6,4", "--plot", file)
+    found, page, message = run(capsys, f"{module}:made", "--input", "6,4", "--plot", file)
     assert found == code and "Roles and gains" in page and "plot: " not in page
-    assert said.startswith(f"wnfused: doctor: --plot: {error}") and said.count("\n") == 1
+    assert message.startswith(f"wnfused: doctor: --plot: {error}") and message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_a_place_that_cannot_hold_a_plot_is_refused_first(
     ],
 )
 def test_integer_and_keyword_inputs(module: str, capsys: pytest.CaptureFixture[str], inputs: list[str]) -> None:
-    code, page, said = run(capsys, f"{module}:Tokens", *(word for text in inputs for word in ("--input", text)))
-    assert (code, said) == (0, "")
+    code, page, message = run(capsys, f"{module}:Tokens", *(word for text in inputs for word in ("--input", text)))
+    assert (code, message) == (0, "")
     assert "before_relu" in page and "not measured" not in page and "nan" not in page
 
 
@@ -257,12 +257,12 @@ def test_verdict(forward: float, words: str) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 def test_models_that_cannot_be_created(module: str, capsys: pytest.CaptureFixture[str], spec: str, error: str) -> None:
-    code, _, said = run(capsys, spec, "--input", "6,4")
-    assert code == 2 and error in said and said.count("\n") == 1
+    code, _, message = run(capsys, spec, "--input", "6,4")
+    assert code == 2 and error in message and message.count("\n") == 1
 
 
 def test_an_input_of_the_wrong_shape(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, said = run(capsys, f"{module}:made", "--input", "6,5")
-    assert code == 1 and "--input 6,5" in said and "does not run" in said
-    code, _, said = run(capsys, f"{module}:made", "--input", "six")
-    assert code == 2 and "--input: expected sizes like 8,3,32,32 or tokens=2,16:int50, got 'six'" in said
+    code, _, message = run(capsys, f"{module}:made", "--input", "6,5")
+    assert code == 1 and "--input 6,5" in message and "does not run" in message
+    code, _, message = run(capsys, f"{module}:made", "--input", "six")
+    assert code == 2 and "--input: expected sizes like 8,3,32,32 or tokens=2,16:int50, got 'six'" in message

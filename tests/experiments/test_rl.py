@@ -116,7 +116,7 @@ class TestWithGymnasium:
         assert outcome["diverged_step"] is not None and 0 < outcome["diverged_step"] < TINY["steps"]
         assert not outcome["started"]
 
-    def test_episodes_start_again_and_time_limits_are_told_from_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_episodes_restart_and_time_limits_are_not_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Pushing left always tips the pole within a dozen steps; with a limit of 3 steps, it is cut off before."""
         left = torch.zeros(2, dtype=torch.long)
         made = environments.Environments("cartpole", 2, seed=0)

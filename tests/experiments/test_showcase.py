@@ -30,11 +30,11 @@ class Stage:
     """Collects what a showcase shows."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.paragraphs: list[str] = []
         self.tables: list[Table] = []
 
     def run(self, root: Path, setting: Showcase = SMALL) -> None:
-        showcase.run(root, showcase=setting, say=self.said.append, table=self.tables.append)
+        showcase.run(root, showcase=setting, say=self.paragraphs.append, table=self.tables.append)
 
 
 @pytest.fixture
@@ -59,15 +59,15 @@ def test_three_runs_that_differ_in_the_initialization_alone(tmp_path, stage):
     assert [row[4] for row in outcomes.rows] == [f"{run.result['test_accuracy']:.2%}" for run in runs]
     assert [row[0] for row in costs.rows] == list(step_time.KINDS)
     page = (tmp_path / "showcase" / "report.html").read_text(encoding="utf-8")
-    for said in (
+    for message in (
         "One network, three initializations",
         "data-dependent",
         "proposed",
         "Cost of a step",
         *costs.rows[1],
     ):
-        assert said in page, said
-    assert stage.said[-1] == f"The report with the curves: {tmp_path / 'showcase' / 'report.html'}"
+        assert message in page, message
+    assert stage.paragraphs[-1] == f"The report with the curves: {tmp_path / 'showcase' / 'report.html'}"
 
 
 def test_a_complete_showcase_is_kept(tmp_path, stage):
@@ -94,13 +94,13 @@ def test_an_interrupted_showcase_is_resumed(tmp_path, stage, monkeypatch):
         stage.run(tmp_path)
     assert stop.value.args == (signal.SIGTERM,)
     assert [folder.name for folder in trained] == ["torch-default", "data-dependent"]
-    assert stage.said[-1] == f"Interrupted: the next `wnfused train` resumes {tmp_path / 'showcase'}."
+    assert stage.paragraphs[-1] == f"Interrupted: the next `wnfused train` resumes {tmp_path / 'showcase'}."
     assert not (tmp_path / "showcase" / "report.html").exists()
     first = (tmp_path / "showcase" / "torch-default" / "environment.json").read_bytes()
 
     monkeypatch.setattr(showcase, "train", train)
     stage.run(tmp_path)
-    assert f"Resuming {tmp_path / 'showcase'}, which was interrupted." in stage.said
+    assert f"Resuming {tmp_path / 'showcase'}, which was interrupted." in stage.paragraphs
     assert (tmp_path / "showcase" / "torch-default" / "environment.json").read_bytes() == first  # not trained again
     assert [file.name for file in tmp_path.iterdir()] == ["showcase"]
 
@@ -152,7 +152,7 @@ def command(folder, place, at, wild, number):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
         os.chdir(folder)
         for stream in (1, 2):
-            os.dup2(os.open(f"said-{{stream}}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            os.dup2(os.open(f"output-{{stream}}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
         showcase.run = functools.partial(show, showcase=WILD if wild else SMALL)
         if place:
             disturb(place, at, number)
@@ -163,16 +163,16 @@ def command(folder, place, at, wild, number):
         sys.stdout.flush(), sys.stderr.flush()
         os._exit(code)
 
-def said(folder):
-    return [(folder / f"said-{{stream}}").read_text() for stream in (1, 2)]
+def outputs(folder):
+    return [(folder / f"output-{{stream}}").read_text() for stream in (1, 2)]
 
 for name, (place, at, wild, over, number) in PLACES.items():
     folder = pathlib.Path(name).absolute()
     folder.mkdir()
     code = command(folder, place, at, wild, number)
-    first = [code, *said(folder), len([*folder.glob("runs/showcase/*/result.json")])]
+    first = [code, *outputs(folder), len([*folder.glob("runs/showcase/*/result.json")])]
     code = command(folder, None, at, wild, number)
-    (folder / "all.json").write_text(__import__("json").dumps([first, [code, *said(folder)]]))
+    (folder / "all.json").write_text(__import__("json").dumps([first, [code, *outputs(folder)]]))
 """
 
 
@@ -216,7 +216,7 @@ def test_divergence_is_reported(tmp_path, stage):
     stage.run(tmp_path, WILD)
     assert [row[1] for row in stage.tables[0].rows] == ["diverged"] * 3
     assert [row[3:5] for row in stage.tables[0].rows] == [("–", "–")] * 3
-    assert "proposed: diverged at step" in stage.said[-2]
+    assert "proposed: diverged at step" in stage.paragraphs[-2]
     page = (tmp_path / "showcase" / "report.html").read_text(encoding="utf-8")
     assert "diverged in epoch 1" in page
 
@@ -233,21 +233,21 @@ def test_the_command(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "message"),
     [
         (["sklearn"], "scikit-learn is not installed"),
         (["matplotlib"], "matplotlib is not installed"),
         (["sklearn", "matplotlib"], "scikit-learn and matplotlib are not installed"),
     ],
 )
-def test_missing_packages_are_named_before_anything_is_shown(tmp_path, capsys, monkeypatch, modules, said):
+def test_missing_packages_are_named_before_anything_is_shown(tmp_path, capsys, monkeypatch, modules, message):
     for name in modules:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train"]) == 2
     install = "install the extra 'train': pip install -c constraints.txt \".[train]\""
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"wnfused: train: {said}; {install}\n")
+    assert (captured.out, captured.err) == ("", f"wnfused: train: {message}; {install}\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -255,8 +255,8 @@ def test_several_processes_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["train"]) == 2
-    said = "the comparison runs in one process; pass --preset and --run-dir to use several"
-    assert capsys.readouterr().err == f"wnfused: train: {said}\n"
+    message = "the comparison runs in one process; pass --preset and --run-dir to use several"
+    assert capsys.readouterr().err == f"wnfused: train: {message}\n"
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RunError, match="the showcase runs in a single process; train one Config with several"):
         showcase.run(tmp_path)
@@ -292,6 +292,6 @@ def test_a_table_as_lines_and_as_rich_shows_it(capsys):
 def test_the_conclusion_gives_the_range_of_repetitions(tmp_path, stage):
     """One run's accuracy depends on the seed and on the number of threads."""
     stage.run(tmp_path, replace(WILD, range="54% to 86% in trials."))
-    assert stage.said[-2] == "54% to 86% in trials."
+    assert stage.paragraphs[-2] == "54% to 86% in trials."
     assert "54% to 86% in trials." in (tmp_path / "showcase" / showcase.PAGE).read_text()
     assert "54% to 86% test accuracy" in showcase.USUAL.range

@@ -24,7 +24,7 @@ def test_closed_form_of_three_taps(size):
     assert padding_factor(nn.ConvTranspose2d(4, 4, 3, padding=1), size) == pytest.approx(energy, abs=1e-9)
 
 
-def test_axes_have_factors_of_their_own():
+def test_each_axis_has_its_own_factor():
     layer = wnfused.WNConv2d(4, 6, (3, 1), padding=(1, 0))
     assert padding_factor(layer, (5, 7)) == pytest.approx(kept_by_padding(5) ** 0.5)
     layer = nn.Conv2d(4, 4, 3, padding=(1, 2), dilation=(1, 2), groups=2)

@@ -32,8 +32,8 @@ from wnfused.init.roles import Role, RolesUnknown, infer_roles
 def test_shared_layers() -> None:
     unit = Unit()
     assert branches(nn.Sequential(unit, unit, unit), X) == {"0.b": 1 / 3}
-    alike = infer_roles(Model(lambda m, x: F.relu(m.a(F.relu(m.a(x)))), a=fc()), X)["a"]
-    assert alike == Role("before_relu", 2.0, "feeds relu_1 (in each of its 2 calls)")
+    same_use = infer_roles(Model(lambda m, x: F.relu(m.a(F.relu(m.a(x)))), a=fc()), X)["a"]
+    assert same_use == Role("before_relu", 2.0, "feeds relu_1 (in each of its 2 calls)")
     role = infer_roles(Model(lambda m, x: m.a(F.relu(m.a(x))), a=fc()), X)["a"]
     assert role.kind == "other" and "2 calls have different roles" in role.why and "relu_1" in role.why
 

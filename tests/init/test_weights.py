@@ -48,7 +48,7 @@ def test_the_weight_is_the_one_that_torch_draws(name, function, arguments):
     assert [id(p) for p in layer.parameters()] == [id(p) for p in parameters]
 
 
-def test_an_own_function_in_a_loop_over_a_model():
+def test_a_user_function_in_a_loop_over_a_model():
     model = nn.Sequential(WNConv1d(4, 6, 3), nn.ReLU(), nn.Conv1d(6, 6, 3))
 
     def init_weights(module):

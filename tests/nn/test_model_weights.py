@@ -229,7 +229,7 @@ def test_an_error_in_the_model_leaves_nothing_behind(one_backend: None) -> None:
         model(torch.randn(2, 7, 8, dtype=torch.float64))
     assert not any("_written" in layer.__dict__ for layer in model)
     with pytest.raises(TypeError, match="model_weights: model: expected"):
-        model_weights([])  # type: ignore[arg-type]
+        model_weights([])
 
 
 def test_an_interrupt_leaves_nothing_behind(one_backend: None) -> None:

@@ -49,7 +49,7 @@ def test_the_model_is_unchanged() -> None:
 
 def test_bad_input() -> None:
     with pytest.raises(TypeError, match=r"warm_up: model: expected a torch\.nn\.Module"):
-        wnfused.warm_up(print, torch.randn(5, 6))  # type: ignore[arg-type]
+        wnfused.warm_up(print, torch.randn(5, 6))
 
 
 @needs_library

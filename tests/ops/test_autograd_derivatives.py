@@ -46,7 +46,7 @@ def test_second_derivatives(backend: str, sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_torch_own_second_derivative_is_wrong(backend: str, dim: int) -> None:
+def test_torchs_own_second_derivative_is_wrong(backend: str, dim: int) -> None:
     """The reason why the backward operators are differentiated through a formula: torch 2.13 does not do so."""
     v = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     g = torch.rand([(3, 1), (1, 4)][dim], dtype=torch.float64, requires_grad=True)

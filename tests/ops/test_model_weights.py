@@ -75,7 +75,7 @@ def test_gradients_are_those_of_the_single_operators(backend: str, least: int, m
         t.requires_grad_(i not in (1, 7, 9))  # weight 1, and the gain of weight 3
     w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float64)
     assert not w[1].requires_grad
-    sum(w[i].sin().sum() for i in (0, 3, 4, 5)).backward()  # type: ignore[union-attr]
+    sum(w[i].sin().sum() for i in (0, 3, 4, 5)).backward()
     for i in range(6):
         own_v, own_g = (t[i].detach().clone().requires_grad_(t[i].requires_grad) for t in (v, g))
         one, _ = torch.ops.wnfused.weight_norm(own_v, own_g, None if dims[i] < 0 else dims[i], eps[i])
@@ -107,12 +107,12 @@ def test_gradients_arrive_while_the_backward_runs(monkeypatch: pytest.MonkeyPatc
     v, g, dims, eps = arguments(torch.float64, [((4, 4), 0, 0.0)] * 3)
     order: list[str] = []
     for i, t in enumerate(v):
-        t.requires_grad_().register_post_accumulate_grad_hook(lambda _, i=i: order.append(f"v {i}"))  # type: ignore[misc]
+        t.requires_grad_().register_post_accumulate_grad_hook(lambda _, i=i: order.append(f"v {i}"))
     w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float64)
     x = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
     for i, weight in enumerate(w):
         x = (x @ weight).sin()
-        x.register_hook(lambda _, i=i: order.append(f"x {i}"))  # type: ignore[misc]
+        x.register_hook(lambda _, i=i: order.append(f"x {i}"))
     x.sum().backward()
     assert order == ["x 2", "v 2", "x 1", "v 1", "x 0", "v 0"]
 
@@ -155,7 +155,7 @@ def test_compile() -> None:
 
     def loss(v: list[Tensor], g: list[Tensor]) -> Tensor:
         w, _ = torch.ops.wnfused.model_weights(v, g, dims, eps, torch.float32)
-        return sum(t.sin().sum() for t in w)  # type: ignore[return-value]
+        return sum(t.sin().sum() for t in w)
 
     wanted = torch.autograd.grad(loss(v, g), leaves)
     own = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(v, g), leaves)

@@ -65,8 +65,8 @@ def test_the_page_of_one_run(capsys, tmp_path):
     code, out, err = run(capsys, folder)
     assert (code, out, err) == (0, f"{folder / 'report.html'} (1 run)\n", "")
     page = Page((folder / "report.html").read_text(encoding="utf-8"))
-    for said in ("finished", "73.21%", "74.00%", "Accuracy", "Loss", "Learning rate", "resnet20", "2.13.0"):
-        assert any(said in text for text in page.texts), said
+    for message in ("finished", "73.21%", "74.00%", "Accuracy", "Loss", "Learning rate", "resnet20", "2.13.0"):
+        assert any(message in text for text in page.texts), message
 
 
 def test_the_page_is_self_contained(tmp_path):
@@ -125,8 +125,8 @@ def test_a_diverged_run_has_a_page(tmp_path):
     assert records.read(silent).status == "diverged"
     assert records.read(silent).notes == []
     page = page_of(early, late, silent, write_run(tmp_path / "fine"))
-    for said in ("diverged in epoch 1", "diverged in epoch 2", "diverged in epoch 3"):
-        assert any(said in text for text in page.texts), said
+    for message in ("diverged in epoch 1", "diverged in epoch 2", "diverged in epoch 3"):
+        assert any(message in text for text in page.texts), message
     assert any("diverged in epoch 1" in text for text in page_of(early).texts)
     assert any("Nothing was measured" in text for text in page_of(early).texts)
 
@@ -184,7 +184,7 @@ def test_no_content_of_a_run_directory_breaks_the_reader(tmp_path_factory, metri
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda folder: None, "no such directory"),
         (lambda folder: folder.write_text(""), "no such directory"),
@@ -196,13 +196,13 @@ def test_no_content_of_a_run_directory_breaks_the_reader(tmp_path_factory, metri
     ],
     ids=["missing", "file", "empty", "no epoch"],
 )
-def test_not_a_run_directory_is_one_line_and_exit_code_2(capsys, tmp_path, make, said):
+def test_not_a_run_directory_is_one_line_and_exit_code_2(capsys, tmp_path, make, message):
     make(tmp_path / "run")
     output = tmp_path / "report.html"
     assert run(capsys, write_run(tmp_path / "good"), tmp_path / "run", "--output", output) == (
         2,
         "",
-        f"wnfused: report: {tmp_path / 'run'}: {said}\n",
+        f"wnfused: report: {tmp_path / 'run'}: {message}\n",
     )
     assert not output.exists()
 
@@ -218,8 +218,8 @@ def test_only_a_report_is_overwritten(capsys, tmp_path):
     output.write_text("mine")
     code, out, err = run(capsys, folder, "--output", output)
     assert (code, out) == (2, "")
-    said = f"{output} exists and is not a report; choose another path or pass --force to replace it"
-    assert err == f"wnfused: report: {said}\n"
+    message = f"{output} exists and is not a report; choose another path or pass --force to replace it"
+    assert err == f"wnfused: report: {message}\n"
     assert output.read_text() == "mine"
     assert run(capsys, folder, "--output", output, "--force")[0] == 0
     first = output.read_text()
@@ -258,7 +258,7 @@ def test_a_directory_of_runs_and_no_run_twice(capsys, tmp_path, monkeypatch):
     assert {"a/run", "b/run"} <= set(texts)  # the same name: the parent tells them apart
 
 
-def test_own_paragraphs_and_tables(tmp_path):
+def test_custom_paragraphs_and_tables(tmp_path):
     table = Table(("network", "step"), [("torch & co", "2 ms")], title="Step time", note="one < two")
     page = Page(render([records.read(write_run(tmp_path / "run"))], title="A <title>", lead=["Why."], more=[table]))
     assert {"A <title>", "Why.", "Step time", "torch & co", "2 ms", "one < two"} <= set(page.texts)
@@ -271,7 +271,7 @@ def line(drawn: Panel, colour: int) -> list[tuple[float, float]]:
     return max(points, key=len)
 
 
-def test_a_line_goes_through_its_values():
+def test_a_line_passes_through_its_values():
     drawn = panel("Loss", [Curve("run", [(1, 0.0), (2, 5.0), (3, 10.0)], 0)], show=str, labelled=False)
     (x1, y1), (x2, y2), (x3, y3) = line(drawn, 0)
     assert x1 < x2 < x3 and y1 > y2 > y3  # SVG counts from the top

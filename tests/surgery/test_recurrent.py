@@ -33,7 +33,7 @@ def run(layer, x):
 
 
 @pytest.mark.parametrize("names", [("weight_hh_l0",), ("weight_hh_l0", "weight_ih_l0")])
-def test_same_results_there_and_back(weight_norm, names):
+def test_a_round_trip_keeps_results(weight_norm, names):
     layer, x = lstm(weight_norm, *names), torch.randn(2, 5, 3, dtype=torch.float64)
     expected = run(layer, x)
     report = wnfused.convert(layer)

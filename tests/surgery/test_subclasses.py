@@ -121,7 +121,7 @@ def run(layer, x):
 
 
 @every_subclass
-def test_same_outputs_and_gradients_there_and_back(weight_norm, kind, arguments, shape):
+def test_a_round_trip_keeps_outputs_and_gradients(weight_norm, kind, arguments, shape):
     layer = make(weight_norm, kind, arguments)
     x = torch.randn(shape, dtype=torch.float64)
     expected, parameters = run(layer, x), list(layer.parameters())

@@ -34,10 +34,10 @@ def directory(tmp_path: Path) -> Path:
 
 
 def newest(directory: Path) -> tuple[float, list[str]]:
-    said: list[str] = []
-    found = latest(directory, said.append)
+    messages: list[str] = []
+    found = latest(directory, messages.append)
     assert found is not None
-    return found["model"]["w"][0].item(), said
+    return found["model"]["w"][0].item(), messages
 
 
 def test_the_last_few_are_kept(tmp_path: Path) -> None:
@@ -103,9 +103,11 @@ def test_a_bad_checkpoint_is_named_and_skipped(
     monkeypatch.chdir(tmp_path)
     spoil, reason = DAMAGES[damage]
     spoil(directory / "step-00000003.pt")
-    value, said = newest(directory)
+    value, messages = newest(directory)
     assert value == 2.0
-    assert len(said) == 1 and "step-00000003.pt" in said[0] and reason in said[0] and "\n" not in said[0]
+    assert (
+        len(messages) == 1 and "step-00000003.pt" in messages[0] and reason in messages[0] and "\n" not in messages[0]
+    )
     assert not (tmp_path / "harm").exists()
 
 
@@ -147,10 +149,10 @@ def test_any_damage_raises_unusable_and_nothing_else(directory: Path, name: str)
             with pytest.raises(RunError, match="cannot use the best weights .*best.pt: it "):
                 checkpoints.load_best(directory)
         else:
-            said: list[str] = []
-            found = latest(directory, said.append)
+            messages: list[str] = []
+            found = latest(directory, messages.append)
             assert found is not None and found["model"]["w"][0] == 2.0
-            assert len(said) == 1 and path.name in said[0] and "\n" not in said[0]
+            assert len(messages) == 1 and path.name in messages[0] and "\n" not in messages[0]
     assert len(reasons) == 3, reasons
     path.write_bytes(whole)
     assert load(path, keys)["optimizer"].keys() == optimizer.keys()

@@ -34,7 +34,7 @@ def test_every_field_is_explained():
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "expected"),
     [
         ({"data": "cifar"}, "data: unknown 'cifar', did you mean 'cifar10'?"),
         ({"norm": "layer"}, "norm: unknown 'layer', expected one of weight, batch, none"),
@@ -58,10 +58,10 @@ def test_every_field_is_explained():
         ({"warmup_epochs": 11.0}, "warmup_epochs: expected at most epochs, 10, got 11"),
     ],
 )  # fmt: skip
-def test_errors_name_the_setting(settings, said):
+def test_errors_name_the_setting(settings, expected):
     with pytest.raises(RunError) as refusal:
         Config(**settings)
-    assert str(refusal.value).startswith(said) and "\n" not in str(refusal.value)
+    assert str(refusal.value).startswith(expected) and "\n" not in str(refusal.value)
 
 
 def test_toml_and_yaml_files(tmp_path: Path):
@@ -75,7 +75,7 @@ def test_toml_and_yaml_files(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "expected"),
     [
         ("a.toml", "epochs = ", "a.toml is not valid TOML"),
         ("a.yaml", "epochs: [", "a.yaml is not valid YAML"),
@@ -84,12 +84,12 @@ def test_toml_and_yaml_files(tmp_path: Path):
         ("a.toml", None, "No such file"),
     ],
 )
-def test_unreadable_files(tmp_path: Path, name: str, text: str | None, said: str):
+def test_unreadable_files(tmp_path: Path, name: str, text: str | None, expected: str):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(RunError) as refusal:
         read_settings(tmp_path / name)
-    assert said in str(refusal.value) and "\n" not in str(refusal.value)
+    assert expected in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(("suffix", "module", "package"), [("yaml", "yaml", "pyyaml"), ("toml", "tomli", "tomli")])
@@ -145,17 +145,17 @@ def test_changes_of_a_preset_apply_before_its_checks():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("vgg16", "model: unknown 'vgg16', expected resnetN"),
         ("resnet21", "model: 'resnet21': ResNet: depth: expected 6n + 2"),
         ("wrn-41-10", "model: 'wrn-41-10': WRN: depth"),
     ],
 )
-def test_unknown_networks(name, said):
+def test_unknown_networks(name, expected):
     with pytest.raises(RunError) as refusal:
         architecture(name, "weight", (3, 32, 32), 10)
-    assert str(refusal.value).startswith(said)
+    assert str(refusal.value).startswith(expected)
 
 
 @pytest.mark.parametrize(

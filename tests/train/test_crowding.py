@@ -12,7 +12,7 @@ from wnfused.train.crowding import Crowding, crowded
 
 
 class Clocks:
-    """Wall time and CPU time that pass as told."""
+    """A wall clock and a CPU clock that a test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, load: float, threads: int = 2, cores: int = 2) -> None:
         self.wall = self.cpu = 0.0
@@ -22,7 +22,7 @@ class Clocks:
         monkeypatch.setattr(crowding, "_cores", lambda: cores)
         monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
 
-    def pass_(self, wall: float, cpu: float) -> None:
+    def advance(self, wall: float, cpu: float) -> None:
         self.wall += wall
         self.cpu += cpu
 
@@ -30,23 +30,23 @@ class Clocks:
 def test_a_crowded_machine_is_noticed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch, load=6.2)
     run = Crowding()
-    clocks.pass_(9, 6)
+    clocks.advance(9, 6)
     assert run.notice() is None  # too early
-    clocks.pass_(11, 12)
+    clocks.advance(11, 12)
     notice = run.notice()
     assert notice is not None
     assert "load 6.2 on 2 cores; the 2 threads of this run get 45% of their time" in notice
     assert "OMP_NUM_THREADS=1" in notice and "OMP_WAIT_POLICY=passive" in notice
-    clocks.pass_(20, 12)
+    clocks.advance(20, 12)
     assert run.notice() is None
 
 
 def test_the_time_before_the_last_look_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = Clocks(monkeypatch, load=6.2)
     run = Crowding()
-    clocks.pass_(100, 200)
+    clocks.advance(100, 200)
     assert run.notice() is None
-    clocks.pass_(10, 8)
+    clocks.advance(10, 8)
     assert run.notice() is not None
 
 
@@ -56,7 +56,7 @@ def test_a_quiet_machine_or_a_single_thread_is_not(
 ) -> None:
     clocks = Clocks(monkeypatch, load, threads)
     run = Crowding()
-    clocks.pass_(20, 20 * threads * share)
+    clocks.advance(20, 20 * threads * share)
     assert run.notice() is None
 
 
@@ -66,7 +66,7 @@ def test_a_platform_without_a_load_average(monkeypatch: pytest.MonkeyPatch) -> N
     clocks = Clocks(monkeypatch, load=6.2)
     monkeypatch.setattr(crowding, "_load", lambda: None)
     run = Crowding()
-    clocks.pass_(20, 1)
+    clocks.advance(20, 1)
     assert run.notice() is None
 
 
@@ -77,12 +77,12 @@ def test_both_signs_are_needed() -> None:
 
 def test_a_run_says_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     use(monkeypatch)
-    said: list[str] = []
+    messages: list[str] = []
 
     class Heard(Progress):
         def say(self, text: str) -> None:
-            said.append(text)
+            messages.append(text)
 
-    monkeypatch.setattr(Crowding, "notice", lambda self: "slow: other programs" if not said else None)
+    monkeypatch.setattr(Crowding, "notice", lambda self: "slow: other programs" if not messages else None)
     train(config(epochs=1), tmp_path / "a", progress=Heard())
-    assert said == ["slow: other programs"]
+    assert messages == ["slow: other programs"]

@@ -101,29 +101,29 @@ def assert_same_run(several: Path, alone: Path) -> None:
 def test_two_processes_train_like_one(trained: Path, tmp_path: Path, name: str) -> None:
     result = train(config(**RUNS[name]), tmp_path / "alone")
     assert_same_run(trained / name, tmp_path / "alone")
-    said = [json.loads((trained / f"{rank}.json").read_text()) for rank in range(WORLD)]
-    assert said[0][name]["test_accuracy"] == said[1][name]["test_accuracy"] == result.test_accuracy
-    assert said[0][name]["test_loss"] == pytest.approx(result.test_loss, rel=1e-5)
+    results = [json.loads((trained / f"{rank}.json").read_text()) for rank in range(WORLD)]
+    assert results[0][name]["test_accuracy"] == results[1][name]["test_accuracy"] == result.test_accuracy
+    assert results[0][name]["test_loss"] == pytest.approx(result.test_loss, rel=1e-5)
     assert json.loads((trained / name / "environment.json").read_text())["world_size"] == WORLD
 
 
 def test_all_ranks_raise_the_error_of_rank_0(trained: Path) -> None:
     for rank in range(WORLD):
-        said = json.loads((trained / f"{rank}.json").read_text())["refused"]
-        assert said.startswith("RunError: run_dir: '") and "already exists; pass resume=True" in said
+        message = json.loads((trained / f"{rank}.json").read_text())["refused"]
+        assert message.startswith("RunError: run_dir: '") and "already exists; pass resume=True" in message
 
 
 def test_all_ranks_agree_on_divergence(trained: Path, tmp_path: Path) -> None:
     alone = train(config(lr=1e5, max_loss=1000.0), tmp_path / "alone")
     for rank in range(WORLD):
-        said = json.loads((trained / f"{rank}.json").read_text())["diverged"]
-        assert (said["status"], said["diverged_step"]) == ("diverged", alone.diverged_step)
+        outcome = json.loads((trained / f"{rank}.json").read_text())["diverged"]
+        assert (outcome["status"], outcome["diverged_step"]) == ("diverged", alone.diverged_step)
 
 
 def test_all_ranks_agree_on_an_interrupt(trained: Path) -> None:
     for rank in range(WORLD):
-        said = json.loads((trained / f"{rank}.json").read_text())["interrupted"]
-        assert (said["status"], said["steps"], said["stopped_by"]) == ("interrupted", 3, "SIGTERM")
+        outcome = json.loads((trained / f"{rank}.json").read_text())["interrupted"]
+        assert (outcome["status"], outcome["steps"], outcome["stopped_by"]) == ("interrupted", 3, "SIGTERM")
     assert train(config(lr=1e5, max_loss=1000.0), trained / "interrupted", resume=True).status == "diverged"
 
 

@@ -61,7 +61,7 @@ def test_a_run_learns_and_writes_its_directory(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_best_weights_are_the_ones_tested(tmp_path: Path) -> None:
+def test_the_best_weights_are_tested(tmp_path: Path) -> None:
     result = run(tmp_path / "a", epochs=6, lr=0.1)
     images = dataset().test
     x = (images.images.float() / 255 - 0.3) / 0.25

@@ -131,7 +131,7 @@ def test_checkpoints_within_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert_same_run(tmp_path / "steps", tmp_path / "whole")
 
 
-class Said(Progress):
+class Lines(Progress):
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
@@ -146,9 +146,9 @@ def test_a_truncated_checkpoint_costs_one_epoch(tmp_path: Path) -> None:
     (tmp_path / "parts" / "result.json").unlink()
     last = steps(tmp_path / "parts" / "checkpoints")[0]
     last.write_bytes(last.read_bytes()[:1000])
-    said = Said()
-    train(config(**RECIPE), tmp_path / "parts", resume=True, progress=said)
-    assert said.lines[0].startswith(f"skipped checkpoint {last}: it is truncated")
+    progress = Lines()
+    train(config(**RECIPE), tmp_path / "parts", resume=True, progress=progress)
+    assert progress.lines[0].startswith(f"skipped checkpoint {last}: it is truncated")
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
 
 
@@ -161,9 +161,9 @@ def flip_a_bit(path: Path) -> None:
 def test_lost_best_weights_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interrupted(monkeypatch, config(), tmp_path / "a", 13)
     (tmp_path / "a" / "checkpoints" / "best.pt").write_bytes(b"?")
-    said = Said()
-    result = train(config(), tmp_path / "a", resume=True, progress=said)
-    assert "lost the best weights" in said.lines[0]
+    progress = Lines()
+    result = train(config(), tmp_path / "a", resume=True, progress=progress)
+    assert "lost the best weights" in progress.lines[0]
     assert result.status == "finished" and result.best_epoch is not None and result.best_epoch > 2
 
 
@@ -174,9 +174,9 @@ def test_best_weights_lost_after_the_last_epoch(tmp_path: Path, ema: float) -> N
     (tmp_path / "a" / "result.json").unlink()
     flip_a_bit(tmp_path / "a" / "checkpoints" / "best.pt")
     last = end_of(tmp_path / "a")
-    said = Said()
-    result = train(config(ema=ema), tmp_path / "a", resume=True, progress=said)
-    assert [line for line in said.lines if "lost the best weights" in line]
+    progress = Lines()
+    result = train(config(ema=ema), tmp_path / "a", resume=True, progress=progress)
+    assert [line for line in progress.lines if "lost the best weights" in line]
     assert (result.status, result.steps, result.best_epoch) == ("finished", whole.steps, 4)
     assert result.best_validation_accuracy == last["history"][-1]["validation_accuracy"]
     best = load(tmp_path / "a" / "checkpoints" / "best.pt")["model"]
@@ -198,9 +198,9 @@ DAMAGED_JSON = [
 def test_a_damaged_result_is_recomputed(tmp_path: Path, content: str) -> None:
     whole = train(config(), tmp_path / "a")
     (tmp_path / "a" / "result.json").write_text(content, encoding="latin-1")
-    said = Said()
-    again = train(config(), tmp_path / "a", resume=True, progress=said)
-    assert said.lines[0].startswith(f"skipped the result {tmp_path / 'a' / 'result.json'}: ")
+    progress = Lines()
+    again = train(config(), tmp_path / "a", resume=True, progress=progress)
+    assert progress.lines[0].startswith(f"skipped the result {tmp_path / 'a' / 'result.json'}: ")
     assert again == whole and json.loads((tmp_path / "a" / "result.json").read_text()) == whole.as_dict()
 
 
@@ -223,7 +223,7 @@ def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"lr": 0.5, "seed": 4}, "has another configuration: lr was 0.05 and is 0.5, seed was 3 and is 4"),
         ({"schedule": "thirds", "epochs": 9}, "schedule was 'halves' and is 'thirds'"),
@@ -235,13 +235,13 @@ def test_resume_without_a_run_starts_one(tmp_path: Path) -> None:
     ],
 )
 def test_an_incompatible_resume_names_what_differs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], message: str
 ) -> None:
     interrupted(monkeypatch, config(schedule="halves"), tmp_path / "a", 12)
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     with pytest.raises(RunError) as refusal:
         train(config(**{"schedule": "halves", **changes}), tmp_path / "a", resume=True)
-    assert said in str(refusal.value)
+    assert message in str(refusal.value)
     assert {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()} == before
 
 
@@ -311,9 +311,9 @@ while True:
         time.sleep(chance.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-    said = []
-    found = latest(folder, said.append)
-    assert not said, said
+    messages = []
+    found = latest(folder, messages.append)
+    assert not messages, messages
     seen.add(found["position"]["step"] if found else 0)
     if status == 0:
         break

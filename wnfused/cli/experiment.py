@@ -10,17 +10,19 @@ ARGUMENTS = ("scale", "out", "data_dir", "ray", "force")
 
 
 def _experiment_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="an experiment, or list: what there is")
+    parser.add_argument("name", metavar="NAME", help="an experiment, or 'list' for their names")
     parser.add_argument("--scale", default="smoke", metavar="SCALE", help="smoke (a minute, default), small or paper")
     parser.add_argument(
         "--out", type=Path, default=Path("results"), metavar="DIR", help="results go to DIR/NAME (results)"
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="folder of the data set's files, or of a folder of its name")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="directory with the data set's files, or with a directory of its name"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: one per core)")
     parser.add_argument("--threads", type=int, default=1, metavar="N", help="threads of each worker (1)")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on this Ray cluster instead of worker processes")
     parser.add_argument("--gpus", type=float, default=0.0, metavar="N", help="GPUs of each task, with --ray (0)")
-    parser.add_argument("--force", action="store_true", help="make the page of a finished experiment again")
+    parser.add_argument("--force", action="store_true", help="write the page of a finished experiment again")
 
 
 @command("experiment", "reproduce a figure or table of the paper", _experiment_arguments)

@@ -98,7 +98,7 @@ torch.nn.functional.linear(a, torch.ones(256, 256, dtype=torch.bfloat16), torch.
 def probe_bf16(python: str = sys.executable) -> dict[str, Any]:
     """Whether a bf16 matmul works on this CPU, tried in a separate process.
 
-    Some virtual machines advertise AMX but cannot run it: oneDNN then dies with SIGILL.
+    Some virtual machines advertise AMX but cannot run it: oneDNN then crashes with SIGILL.
     """
     died = _run_bf16(python, {})
     if died is None:

@@ -47,8 +47,8 @@ def train(args: argparse.Namespace) -> int:
     given = _given(args)
     if not given and not any((args.preset, args.config, args.run_dir, args.resume, args.force, args.quiet)):
         return _showcase()
-    alone = int(os.environ.get("RANK", "0")) == 0  # rank 0 prints
-    # torchrun runs the command again after a worker has died: resume, whatever the flags say.
+    is_rank_0 = int(os.environ.get("RANK", "0")) == 0  # rank 0 prints
+    # torchrun runs the command again after a worker has died: resume, even without --resume.
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     resume = args.resume or restarted
     try:
@@ -62,8 +62,8 @@ def train(args: argparse.Namespace) -> int:
             progress=Progress() if args.quiet else choose(),
         )
     except RunError as error:
-        return _fail(error) if alone else error.code
-    if alone:
+        return _fail(error) if is_rank_0 else error.code
+    if is_rank_0:
         print(_summary(result, directory))
     return exit_code(result.stopped_by) if result.status == "interrupted" else 0
 

@@ -1,4 +1,4 @@
-"""Times several functions in turns, so that other load on the machine affects all of them alike."""
+"""Times several functions in turns, so that other load on the machine affects all of them equally."""
 
 import math
 import statistics

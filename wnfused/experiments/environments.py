@@ -58,7 +58,7 @@ def check_installed(games: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of all copies gave; ``done`` also where an episode was cut off by the game's time limit."""
+    """The result of a step of all copies; ``done`` is also set where the game's time limit ended an episode."""
 
     rewards: Tensor  # [E]
     done: Tensor  # [E], bool
@@ -67,7 +67,7 @@ class Step:
 
 
 class Environments:
-    """``count`` copies of a game with seeds of their own; ``observations`` [E, …] is what they show now."""
+    """``count`` copies of a game, each with its own seed; ``observations`` [E, …] are the current ones."""
 
     def __init__(self, game: str, count: int, seed: int) -> None:
         check_installed([game])

@@ -57,7 +57,7 @@ class Local:
                 self.close()
 
     def close(self) -> None:
-        """End the workers at once: a job that still runs is wanted by nobody, and begins anew next time."""
+        """End the workers at once. Running jobs are lost and start over next time."""
         if self._pool is None:
             return
         processes = list((self._pool._processes or {}).values())  # public from Python 3.14 on: terminate_workers
@@ -86,7 +86,7 @@ def _run(job: Job, data_dir: str | None) -> Outcome:
 
 
 class Ray:
-    """Tasks on the Ray cluster at ``address``; each asks for ``threads`` CPUs, or for ``gpus`` GPUs.
+    """Tasks on the Ray cluster at ``address``; each requests ``threads`` CPUs, or ``gpus`` GPUs.
 
     The machines need wnfused and the data set; ``data_dir`` is a path that all of them see. ``short`` says what the
     cluster lacks to run a single job: jobs wait for it, as it may grow.

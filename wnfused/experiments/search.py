@@ -20,8 +20,8 @@ def largest_stable(
 ) -> dict[str, float | None]:
     """For each of ``jobs`` the largest of the rising ``rates`` whose run is stable; None where the smallest is not.
 
-    Assumes that what survives a rate survives smaller ones. All searches advance together, a run each in a round, so
-    that the workers have enough to do.
+    A job that survives a rate is assumed to survive smaller ones. All searches advance together, one run of each per
+    round, so that the workers have enough to do.
     """
     low = dict.fromkeys(jobs, -1)  # the largest known to be stable
     high = dict.fromkeys(jobs, len(rates))  # the smallest known not to be

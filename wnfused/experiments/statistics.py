@@ -23,7 +23,7 @@ def mean_std(values: Sequence[float]) -> tuple[float, float]:
 
 
 def plus_minus(values: Sequence[float], digits: int = 2) -> str:
-    """ "4.68 ± 0.60"; a single value has no ±, none is "–"."""
+    """ "4.68 ± 0.60"; a single value has no ±, and no values give "–"."""
     if not values:
         return "–"
     mean, std = mean_std(values)

@@ -1,4 +1,4 @@
-"""Running the jobs of an experiment: those that are done are skipped, the rest goes to an executor."""
+"""Running the jobs of an experiment: those that are done are skipped, the others are passed to an executor."""
 
 import json
 from collections import Counter, defaultdict
@@ -24,9 +24,9 @@ class Record(Protocol):
 class Sweep:
     """Runs lists of jobs; the outcomes outlive the process in the ledger.
 
-    An experiment may ask for several lists, the later ones chosen by the outcomes of the earlier ones. Stopped and
-    started again it asks for the same lists, and what is in the ledger is answered from there. ``planned`` are the
-    jobs of all lists, as far as they can be foreseen: the progress counts them.
+    An experiment may run several lists and choose later ones by the outcomes of earlier ones. When it is started again,
+    it runs the same lists, and outcomes that are in the ledger are read from there. ``planned`` are the jobs of all
+    lists, as far as they are known in advance: the progress counts them.
     """
 
     def __init__(

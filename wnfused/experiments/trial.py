@@ -71,7 +71,7 @@ def prepare(config: Config, data_dir: str | None) -> tuple[nn.Module, data.Loade
 
 @lru_cache(maxsize=2)
 def _data_set(name: str, data_dir: str | None) -> data.Dataset:
-    """A worker reads a data set once. ``data_dir`` holds its files, or a folder of its name that does."""
+    """A worker reads a data set once. ``data_dir`` contains its files, or a folder of its name with them."""
     folder = None if data_dir is None else Path(data_dir)
     if folder is not None and (folder / name).is_dir():
         folder = folder / name

@@ -26,7 +26,7 @@ def explain(
     """Print and return a table of what ``robust_`` would do: each layer's role and its evidence, fans, γ and gain.
 
     The arguments are those of ``robust_``; with ``padding="aware"`` a column shows the factor that g is divided by.
-    The table fits 80 columns: evidence that does not fit stands below its layer. It is written to ``file``, standard
+    The table fits 80 columns: longer evidence is printed below its layer. It is written to ``file``, standard
     output by default.
     """
     layers = {layer.name: layer for layer in layers_of("explain", model)}

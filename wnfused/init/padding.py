@@ -180,7 +180,7 @@ def _factor(layer: Any, sizes: Sizes, outputs: Sizes) -> float:
 def axis_factor(size: int, outputs: int, taps: int, stride: int, dilation: int, before: int) -> float:
     """f of one axis: output o reads the inputs o · stride - before + t · dilation, t < taps, that are in [0, size).
 
-    Outputs that are ``dilation / gcd(stride, dilation)`` apart read a lattice of inputs of their own, ``dilation``
+    Outputs that are ``dilation / gcd(stride, dilation)`` apart read separate sets of inputs, each ``dilation``
     apart: each such class of outputs is a convolution without dilation. The dominant mode is that of the class, or of
     the equal classes, with the largest σ.
     """

@@ -1,4 +1,4 @@
-"""Activations that a model defines as a module of its own, such as Snake and SnakeBeta, found by trying them.
+"""Activations that a model defines as modules, such as Snake and SnakeBeta, recognized by evaluating them.
 
 A module is an activation if it is elementwise (each output depends on one input only) and not linear. It may have
 parameters per channel. Its γ is computed from its values on a grid.

@@ -11,7 +11,7 @@
 | "shortcut" | is the shortcut that a branch is added to | 1 |
 | "other" | is used in another way, or in several | 1 |
 
-Operations that are linear or commute with ReLU may stand between the layer and the activation or sum: dropout,
+Operations that are linear or commute with ReLU may be between the layer and the activation or sum: dropout,
 pooling, reshaping, concatenation, scaling by constants or broadcast gates. A sum is residual if its operands have a
 common origin and the paths from there differ in length; the shorter path is the shortcut. Consecutive residual sums of
 the same shape form a stage.

@@ -10,7 +10,7 @@ from wnfused.models.residual import stage
 class WRN(nn.Module):
     """WRN-``depth``-``k``: stem, three stages of N blocks at widths 16k, 32k and 64k, average pooling, linear layer.
 
-    ``depth`` is 6N + 4; ``WRN(blocks=N, k=k)`` is equivalent. WRN-40-10 has N = 6; the paper goes up to N = 1666.
+    ``depth`` is 6N + 4; ``WRN(blocks=N, k=k)`` is equivalent. WRN-40-10 has N = 6; the paper's deepest has N = 1666.
 
     This is the paper's network: blocks of conv3×3 → ReLU → conv3×3, no activation after the stem or after a sum, 1×1
     convolutions as shortcuts where the shape changes, and biases in the convolutions. As in the paper, the stem has 16k

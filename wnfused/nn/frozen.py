@@ -62,7 +62,7 @@ class FrozenWeight:
         if v is None or g is None or v.requires_grad or g.requires_grad:
             return True
         if self.weight is not None and self.weight.requires_grad:
-            self.forget()  # folded while they required one: it would accumulate a gradient of its own
+            self.forget()  # folded while they required one: it would accumulate its own gradient
         return False
 
     def _fold(self, layer: WeightNormalized, v: Tensor | None, g: Tensor | None) -> Tensor | None:

@@ -1,7 +1,7 @@
 """The tensor that ``layer.weight`` returns: it warns about writes, which change a copy and never reach the layer.
 
 ``m.weight.data.normal_(0, 0.01)`` in an initialization loop does nothing under a weight norm, torch's included, and
-nobody notices. ``ComputedWeight`` is a plain tensor to every operation, as ``nn.Parameter`` is: only the methods that
+goes unnoticed. ``ComputedWeight`` is a plain tensor to every operation, as ``nn.Parameter`` is: only the methods that
 write, and ``.data``, are replaced. What is computed from it is a ``torch.Tensor``.
 """
 

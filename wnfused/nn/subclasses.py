@@ -1,6 +1,6 @@
 """Fused classes for the user's own subclasses of ``torch.nn`` layers, such as a ``CausalConv1d`` that pads its input.
 
-The user's class stands in front of the fused one in the method resolution order: its ``super().forward(x)`` is the
+The user's class precedes the fused one in the method resolution order: its ``super().forward(x)`` is the
 fused forward, and code that reads ``self.weight`` gets the normalized weight, which is differentiable.
 """
 

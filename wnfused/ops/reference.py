@@ -109,7 +109,7 @@ def weight_norm_backward(
 def model_weights(
     v: list[Tensor], g: list[Tensor], dims: list[int], eps: list[float], dtype: torch.dtype
 ) -> tuple[list[Tensor], Tensor]:
-    """``weight_norm`` of many weights, in ``dtype``; a dim of -1 stands for None."""
+    """``weight_norm`` of many weights, in ``dtype``; a dim of -1 means None."""
     weights, norms = [], []
     for v_one, g_one, dim, eps_one in zip(v, g, dims, eps, strict=True):
         own = row_norms(v_one, None if dim < 0 else dim, eps_one)

@@ -3,7 +3,7 @@
 ``norms`` has the shape of g and the dtype of statistics. In the backward operators ``y`` is the saved output if a ReLU
 was fused, ``biased`` says whether y includes a bias (without one, dg can be computed from y), and ``mask`` selects the
 requested gradients; the others are returned undefined.
-``model_weights`` is ``weight_norm`` of many weights of one dtype: a dim of -1 stands for None, and ``norms`` holds the
+``model_weights`` is ``weight_norm`` of many weights of one dtype: a dim of -1 means None, and ``norms`` holds the
 norms of all of them in one dimension. Its backward returns only the requested gradients.
 Each operator has a second overload, ``.python``, which always selects the backend in Python: the native library
 replaces the default overload for CPU tensors and calls ``.python`` when another backend is selected.

@@ -1,7 +1,7 @@
 """Curves of the report as inline SVG: one small panel per quantity, each line labelled at its end.
 
-matplotlib draws them, as all plots of wnfused. Colours become variables of the page's style sheet, and texts take its
-font, so that one drawing serves light mode, dark mode and print.
+matplotlib draws them, like all plots of wnfused. Colours become variables of the page's style sheet, and texts take its
+font, so that one drawing works in light mode, dark mode and print.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Models' own ``remove_weight_norm()``, as vocoders have it, after ``wnfused.fold`` has done its work.
+"""A model's own ``remove_weight_norm()``, which vocoders define, after ``wnfused.fold``.
 
 Such a method calls ``torch.nn.utils.remove_weight_norm`` on every layer, which raises on a plain layer.
 """

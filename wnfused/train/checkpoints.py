@@ -185,7 +185,7 @@ class Unusable(Exception):
 def load(path: Path, keys: set[str] = BEST_KEYS) -> State:
     """The content of a checkpoint; raises only Unusable.
 
-    Checkpoints of versions that wrote no digest are refused too: an intact one cannot be told from a damaged one.
+    Checkpoints of versions that wrote no digest are rejected too: an intact one cannot be told from a damaged one.
     """
     try:
         with path.open("rb") as file:  # opened once, so that the file that is checked is the file that is loaded

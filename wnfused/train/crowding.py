@@ -18,7 +18,7 @@ class Crowding:
     """
 
     def __init__(self) -> None:
-        self._told = torch.get_num_threads() == 1  # a single thread waits for nobody
+        self._reported = torch.get_num_threads() == 1  # a single thread never waits
         self._start()
 
     def _start(self) -> None:
@@ -27,14 +27,14 @@ class Crowding:
     def notice(self) -> str | None:
         """The notice, once, if the time since the last look shows crowding. Called after every step."""
         wall = time.perf_counter() - self._wall
-        if self._told or wall < EVERY:
+        if self._reported or wall < EVERY:
             return None
         threads, cores, load = torch.get_num_threads(), _cores(), _load()
         share = (time.process_time() - self._cpu) / (wall * threads)
         self._start()
         if load is None or not crowded(share, load, cores):
             return None
-        self._told = True
+        self._reported = True
         return (
             f"slow: other programs use the cores (load {load:.1f} on {cores} cores; the {threads} threads of this run "
             f"get {share:.0%} of their time), and torch's threads spin while they wait for each other; "

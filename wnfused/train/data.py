@@ -47,7 +47,7 @@ def _read(config: Config) -> data.Dataset:
 
 
 def _prepared(config: Config, dataset: data.Dataset) -> data.Dataset:
-    """The data set with the number of images, their size and their normalization that the configuration asks for."""
+    """The data set with the number of images, their size and their normalization that the configuration requests."""
     if config.train_images:
         dataset = replace(dataset, train=data.first(dataset.train, config.train_images))
     if config.image_size:

@@ -41,7 +41,7 @@ class World:
         return values
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag whether it is set on any rank, so that all ranks decide alike."""
+        """For each flag whether it is set on any rank, so that all ranks make the same decision."""
         if self.size == 1:
             return flags
         raised = torch.tensor(flags, dtype=torch.uint8)

@@ -96,7 +96,7 @@ def read(directory: Path) -> Record:
 
 
 def find(directories: Iterable[Path]) -> list[Path]:
-    """The run directories among ``directories`` and directly inside those that are none; no directory twice."""
+    """The run directories among ``directories``, and directly inside the others; without duplicates."""
     found: dict[Path, Path] = {}
     for directory in directories:
         for run in _inside(directory) or [directory]:
@@ -140,7 +140,7 @@ def _object(file: Path, notes: list[str]) -> dict[str, Any]:
 
 
 def _epochs(file: Path, notes: list[str]) -> list[Epoch]:
-    """The epochs in order; the last line counts if an epoch was trained again after an interruption."""
+    """The epochs in order; the last line counts if an epoch was repeated after an interruption."""
     try:
         text = file.read_bytes().decode("utf-8", errors="replace")
     except OSError as error:

@@ -67,12 +67,12 @@ class Workshop:
         code += "import sys, pathlib; from wnfused.kernels.cpu.build import build\n"
         code += "print(build('tiny', [pathlib.Path(sys.argv[1])]))"
         command = [sys.executable, "-c", code, str(self.source)]
-        with (self.folder / f"said-{len(self.started)}").open("w") as said:
-            self.started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True))
+        with (self.folder / f"stderr-{len(self.started)}").open("w") as stderr:
+            self.started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True))
         return self.started[-1]
 
-    def said(self, process: subprocess.Popen[str]) -> str:
-        return (self.folder / f"said-{self.started.index(process)}").read_text()
+    def messages(self, process: subprocess.Popen[str]) -> str:
+        return (self.folder / f"stderr-{self.started.index(process)}").read_text()
 
     def rest(self) -> list[str]:
         """The other files in the library's directory of the cache."""
@@ -199,18 +199,18 @@ def test_two_processes_build_once_and_no_partial_library_appears(workshop: Works
     first = workshop.start()
     wait_until(lambda: len(workshop.calls()) == 1)
     second = workshop.start()
-    wait_until(lambda: "waiting for another process" in workshop.said(second))
+    wait_until(lambda: "waiting for another process" in workshop.messages(second))
     assert not workshop.target().exists()
     workshop.hold.unlink()
     for process in (first, second):
         out, _ = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 0, workshop.said(process)
+        assert process.returncode == 0, workshop.messages(process)
         assert out.strip() == str(workshop.target())
     assert len(workshop.calls()) == 2  # one source compiled, one library linked
     assert workshop.target().read_text() == "half whole"
     assert workshop.rest() == ["lock"]
-    assert workshop.said(first).startswith("wnfused: building ")
-    assert workshop.said(second) == "wnfused: waiting for another process to build the native CPU kernels …\n"
+    assert workshop.messages(first).startswith("wnfused: building ")
+    assert workshop.messages(second) == "wnfused: waiting for another process to build the native CPU kernels …\n"
 
 
 def test_the_library_appears_atomically(workshop: Workshop) -> None:

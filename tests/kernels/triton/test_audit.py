@@ -350,7 +350,7 @@ def test_float64_rows_compile(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (
             ["--target", "sm_70"],
@@ -360,10 +360,10 @@ def test_float64_rows_compile(monkeypatch, tmp_path):
         (["--json", "/no/such/folder/a.json"], r"wnfused: audit: cannot write /no/such/folder/a.json: .*\n"),
     ],
 )
-def test_wrong_arguments(argv, said, capsys, monkeypatch):
+def test_wrong_arguments(argv, message, capsys, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert cli.main(["audit", *argv]) == 2
-    assert re.fullmatch(said, capsys.readouterr().err)
+    assert re.fullmatch(message, capsys.readouterr().err)
 
 
 def test_the_interpreter_cannot_be_audited(capsys, monkeypatch):

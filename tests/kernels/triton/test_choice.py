@@ -91,7 +91,7 @@ def test_large_contiguous_convolutions_go_to_the_vendor() -> None:
     assert rules.plan_by_rule(problem, A100, vendor=False).mode == "norms first"
 
 
-def test_compute_bound_work_goes_to_the_vendor_where_the_model_says_so() -> None:
+def test_the_cost_model_hands_compute_bound_work_to_the_vendor() -> None:
     h100, b200 = (Target(name, TARGETS[name]) for name in ("sm_90", "sm_100"))
 
     def modes(problem: Problem, target: Target) -> list[bool]:
@@ -211,7 +211,7 @@ def test_the_fastest_plan_is_stored_and_used() -> None:
     assert tune.plan(PROBLEM, CPU) == wanted  # earlier results are kept
 
 
-def test_a_tie_goes_to_the_rule_and_the_vendor_is_a_candidate() -> None:
+def test_the_rule_wins_a_tie_and_the_vendor_is_a_candidate() -> None:
     assert tune.tune([PROBLEM], CPU, lambda problem, plan: 1.0) == {PROBLEM: rules.plan_by_rule(PROBLEM, A100)}
     plans = list(tune.candidates(PROBLEM, A100))
     assert len(plans) == len(set(plans))
@@ -251,10 +251,10 @@ LAYERS = {
 def test_tuned_problems_are_those_that_layers_request(
     name: str, dtype: torch.dtype, weights: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: set[Problem] = set()
+    requested: set[Problem] = set()
 
     def vendor(problem: Problem, device: torch.device) -> Plan:
-        asked.add(rules.bucketed(problem))
+        requested.add(rules.bucketed(problem))
         return Plan("vendor", TILES["sm_80"]["16-bit"][0])
 
     monkeypatch.setattr(tune, "plan", vendor)
@@ -275,7 +275,7 @@ def test_tuned_problems_are_those_that_layers_request(
         _, norms = run_linear.forward(x, v, g, None, 0, 0.0, False)
         run_linear.forward(x, v, g, None, 0, 0.0, False, norms)
         run_linear_backward.backward(dy, x, v, g, norms, None, 0, True, all_of_them)
-    assert set(measure.calls(layer, dtype, weights, DEVICE)) == asked
+    assert set(measure.calls(layer, dtype, weights, DEVICE)) == requested
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ Results = list[Tensor]
 
 def linear(m: int, k: int, n: int, dtype: torch.dtype, relu: bool = False, dim: int | None = 0) -> Results:
     x, v, dy = (torch.randn(shape, dtype=dtype, device=DEVICE) for shape in ((m, k), (n, k), (m, n)))
-    g = torch.rand({0: (n, 1), 1: (1, k)}.get(dim, ()), dtype=dtype, device=DEVICE)  # type: ignore[arg-type]
+    g = torch.rand({0: (n, 1), 1: (1, k)}.get(dim, ()), dtype=dtype, device=DEVICE)
     bias = None if relu else torch.randn(n, dtype=dtype, device=DEVICE)
     y, norms = triton_backend.linear(x, v, g, bias, dim, 0.0, relu)
     saved = (x, v, g, norms, y if relu else None, dim, 0.0, bias is not None)

@@ -139,7 +139,7 @@ def test_registers_and_shared_memory_start_poisoned() -> None:
         assert (found[0] != found[1]).all()
 
 
-def test_threads_go_ways_of_their_own() -> None:
+def test_divergent_threads() -> None:
     """Thread i adds 2 to itself i times, in a loop that each leaves when it is done."""
     loop = [
         "mov.b32 %r10, 0;", "mov.b32 %r11, 0;", "$LOOP:", "setp.ge.u32 %p1, %r11, %r1;", "@%p1 bra $DONE;",

@@ -166,7 +166,7 @@ def test_packed_comparisons(name: str) -> None:
         np.testing.assert_array_equal(arrays["out"][half], evaluated(f"setp.{name}.f16", parts, 1))
 
 
-def test_quick_quotient_errs_as_far_as_it_may() -> None:
+def test_fast_division_has_the_largest_permitted_error() -> None:
     """``div.full.f32``: up to 2 units of the last place, says the manual; where more than 1, a result shows it."""
     numbers = np.random.default_rng(0)
     a, b = (np.exp(numbers.standard_normal(4096) * 3).astype(np.float32) for _ in range(2))

@@ -50,11 +50,11 @@ def _repeated() -> Iterator[None]:
     def refuse(record: Launch) -> None:
         raise AssertionError(f"{record.name} is planned again: the call was not repeated")
 
-    run, Launch.run = Launch.run, refuse  # type: ignore[method-assign, assignment]
+    run, Launch.run = Launch.run, refuse
     try:
         yield
     finally:
-        Launch.run = run  # type: ignore[method-assign]
+        Launch.run = run
 
 
 def compare(fake: FakeDriver, inputs: list[Tensor], call: Call) -> list[str]:

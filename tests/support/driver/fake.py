@@ -61,7 +61,7 @@ class FakeDriver:
         from triton.backends.nvidia.driver import CudaDriver
         from triton.runtime import driver
 
-        class Driver(CudaDriver):  # type: ignore[misc]
+        class Driver(CudaDriver):
             def __init__(self) -> None:
                 super().__init__()
                 self.get_current_device = lambda: 0

@@ -31,7 +31,7 @@ def main(shared: int) -> None:
 
         step()
         shrink, retries = fitting._shrink, []
-        fitting._shrink = lambda *args: retries.append(args) or shrink(*args)  # type: ignore[func-returns-value]
+        fitting._shrink = lambda *args: retries.append(args) or shrink(*args)
         fake.watch()
         step()
         plans = {problem.kernel: [plan.mode, plan.tile[0]] for (problem, _), plan in fitting.smaller.items()}

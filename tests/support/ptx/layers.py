@@ -208,10 +208,10 @@ def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]
     # dv = g/n (dw − c u): where the two cancel no result is closer than relative to them
     g = (tensors_of(layer)[2]).double()
     terms = (g * expected["dg"].view(g.shape) / expected["norms"].view(g.shape)).nan_to_num().abs().max().item()
-    said = []
+    problems = []
     for name, t in found.items():
         if t.shape != expected[name].shape:
-            said.append(f"{name}: shape {tuple(t.shape)}, expected {tuple(expected[name].shape)}")
+            problems.append(f"{name}: shape {tuple(t.shape)}, expected {tuple(expected[name].shape)}")
             continue
         largest, rms = errors(t, expected[name], terms if name == "dv" else 0.0)
         exact = name in ("norms", "db") and t.dtype == torch.float32
@@ -219,25 +219,25 @@ def differences(layer: Layer, found: dict[str, Tensor], dy: Tensor) -> list[str]
         if layer.dtypes == "tf32" and not exact:
             allowed = TF32_TOLERANCE
         if not (largest <= allowed[0] and rms <= (allowed[0] if t.numel() < 16 else allowed[1])):
-            said.append(f"{name}: errors {largest:.2e}, {rms:.2e}, allowed {allowed}")
-    return said
+            problems.append(f"{name}: errors {largest:.2e}, {rms:.2e}, allowed {allowed}")
+    return problems
 
 
 def check(layer: Layer, seed: int = 0) -> set[str]:
     """Runs a layer under two conditions: results are right, the same bits, and no store is ambiguous. Its opcodes."""
     found, dy, launches = run(layer, Conditions(seed, POISONS[0]))
     again, _, _ = run(layer, Conditions(seed + 1, POISONS[1]))
-    said = differences(layer, found, dy)
-    said += [
+    problems = differences(layer, found, dy)
+    problems += [
         f"{name}: other bits in another order or with another poison"
         for name in found
         if _differ(found[name], again[name])
     ]
-    said += [
+    problems += [
         f"{kernel}, PTX line {line}: lanes store different values to one address"
         for kernel, line in launches.conflicting
     ]
-    assert not said, "\n".join([f"check({layer}, seed={seed})", *said])
+    assert not problems, "\n".join([f"check({layer}, seed={seed})", *problems])
     return launches.opcodes
 
 

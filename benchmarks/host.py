@@ -136,13 +136,17 @@ def cases_of(rows: list[Row]) -> list[dict[str, Row]]:
 def table_of(rows: list[Row]) -> list[str]:
     """The time of the plain layer and the other ratios to it."""
     peers = [peer for peer in (*PEERS, AT_ONCE) if any(row.peer == peer for row in rows)]
-    lines = [f"| | mode | plain, µs | {' | '.join(peers[1:])} |", "|---" * (len(peers) + 2) + "|"]
+    lines = [f"| | mode | plain | {' | '.join(peers[1:])} |", "|---" * (len(peers) + 2) + "|"]
     for own in cases_of(rows):
         plain = own["plain"]
         mode = "forward + backward" if plain.mode == "step" else plain.mode
         ratios = " | ".join(f"{own[peer].relative:.2f}" for peer in peers[1:])
-        lines.append(f"| {plain.layer} | {mode} | {plain.microseconds:.3g} | {ratios} |")
+        lines.append(f"| {plain.layer} | {mode} | {time_of(plain.microseconds)} | {ratios} |")
     return lines
+
+
+def time_of(microseconds: float) -> str:
+    return f"{microseconds:.3g} µs" if microseconds < 1000 else f"{microseconds / 1e3:.3g} ms"
 
 
 def least_gpu_time(network: Network, machine: str = "sm_80") -> float:

@@ -202,10 +202,11 @@ def forward(
     rows: list[tuple[int, ...]] = []
     first, alive = 0, []
     for t, gain, dim, added, count in zip(ordered, g, dims, eps, counts, strict=True):
-        if shares(t, dim):
+        view = view_of(t, dim)
+        if shares(view):
             w.append(torch.empty_like(t, dtype=dtype))
             alive.append(gain.contiguous())
-            together.append(_Weight(view_of(t, dim), _aligned(view_of(t, dim), t, w[-1]), first, added))
+            together.append(_Weight(view, _aligned(view, t, w[-1]), first, added))
             rows.append((t.data_ptr(), alive[-1].data_ptr(), w[-1].data_ptr()))
         else:
             own, weight = run_rows.norms_and_weight(t, gain, dim, added, dtype)
@@ -231,13 +232,14 @@ def backward(
     first, alive = 0, []
     for i, t in enumerate(ordered):
         dim, count = dims[i], g[i].numel()
-        if shares(t, dim):
+        view = view_of(t, dim)
+        if shares(view):
             given = dw[i] if dw[i].stride() == t.stride() else torch.empty_like(t, dtype=dw[i].dtype).copy_(dw[i])
             gain = g[i].contiguous()
             dv.append(torch.empty_like(t) if want_v[i] else None)
-            dg.append(torch.empty(g[i].shape, dtype=g[i].dtype, device=g[i].device) if want_g[i] else None)
+            dg.append(torch.empty_like(gain) if want_g[i] else None)
             alive += [given, gain]
-            together.append(_Weight(view_of(t, dim), _aligned(view_of(t, dim), t, given), first, 0.0))
+            together.append(_Weight(view, _aligned(view, t, given), first, 0.0))
             rows.append((given.data_ptr(), t.data_ptr(), gain.data_ptr(), _address(dv[-1]), _address(dg[-1])))
         else:
             given = torch.empty_like(t, dtype=dw[i].dtype).copy_(dw[i])  # a copy, because it is projected in place
@@ -251,17 +253,21 @@ def backward(
     return dv, dg
 
 
-def shares(v: Tensor, dim: Dim) -> bool:
+def shares(view: View) -> bool:
     """Whether a weight is part of the common launch; others have launches of their own."""
-    return v.numel() > 0 and view_of(v, dim).length <= LONGEST_ROW
+    return view.rows > 0 and 0 < view.length <= LONGEST_ROW
 
 
 def _address(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _aligned(view: View, *tensors: Tensor) -> bool:
-    return all(t.data_ptr() % 16 == 0 and view.length * t.element_size() % 16 == 0 for t in tensors)
+def _aligned(view: View, a: Tensor, b: Tensor) -> bool:
+    """Whether all rows of both start at a multiple of 16 bytes."""
+    length = view.length
+    return not (
+        length * a.element_size() % 16 or length * b.element_size() % 16 or a.data_ptr() % 16 or b.data_ptr() % 16
+    )
 
 
 def _launch(

@@ -223,6 +223,8 @@ def _check_weights(
         if len(values) != len(v):
             raise ArgumentValueError(f"{op}: {name}: expected {len(v)} like v, got {len(values)}")
     for i in range(len(v)):
+        if _fits_others(v[i], g[i], dims[i], eps[i], v[0], g[0]):
+            continue  # the checks below cost more time: they make texts
         _weight(f"{op}: weight {i}", v[i], g[i], None if dims[i] == -1 else dims[i], eps[i])
         for name, t, first in (("v", v[i], v[0]), ("g", g[i], g[0])):
             _dtype(f"{op}: weight {i}: {name}", t, first.dtype)
@@ -230,6 +232,20 @@ def _check_weights(
             raise ArgumentValueError(
                 f"{op}: weight {i}: v: expected device {v[0].device} like others, got {v[i].device}"
             )
+
+
+def _fits_others(v: Tensor, g: Tensor, dim: int, eps: float, first_v: Tensor, first_g: Tensor) -> bool:
+    """Whether a weight after the first, which was checked, has the most common form: one gain per first index."""
+    return (
+        v is not first_v
+        and v.dtype == first_v.dtype
+        and g.dtype == first_g.dtype
+        and v.device == first_v.device == g.device
+        and v.layout == g.layout == torch.strided
+        and dim == 0 == eps
+        and g.ndim == v.ndim > 0 < v.shape[0]
+        and g.shape[0] == v.shape[0] == g.numel()
+    )
 
 
 def _check_model_weights(v, g, dims, eps, dtype):
@@ -246,6 +262,8 @@ def _check_model_weights_backward(dw, v, g, norms, dims, eps, want_v, want_g):
         if len(values) != len(v):
             raise ArgumentValueError(f"{op}: {name}: expected {len(v)} like v, got {len(values)}")
     for i, t in enumerate(dw):
+        if i > 0 and t.shape == v[i].shape and t.dtype == dw[0].dtype and t.device == v[i].device:
+            continue
         _beside_v(f"{op}: weight {i}: dw", t, v[i])
         _dtype(f"{op}: weight {i}: dw", t, dw[0].dtype)
         _shape(f"{op}: weight {i}: dw", t, tuple(v[i].shape))

@@ -35,8 +35,10 @@ def buckets(weights: Sequence[Tensor], least: int | None = None) -> Iterator[lis
         yield group
 
 
-def _version(t: Tensor) -> int:
-    return -1 if t.is_inference() or torch.compiler.is_compiling() else t._version
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    if torch.compiler.is_compiling():
+        return [-1] * len(tensors)
+    return [-1 if t.is_inference() else t._version for t in tensors]
 
 
 class _Bucket(torch.autograd.Function):
@@ -51,7 +53,7 @@ class _Bucket(torch.autograd.Function):
         count = len(weights)
         ctx.v, ctx.g, ctx.norms = given[:count], given[count:], norms
         ctx.dims, ctx.eps = options
-        ctx.versions = [_version(t) for t in given]
+        ctx.versions = _versions(given)
         ctx.set_materialize_grads(False)  # a layer that was not used has no gradient
         return weights
 
@@ -70,13 +72,17 @@ class _Bucket(torch.autograd.Function):
 
 
 def _check_unchanged(ctx: Any, used: list[int]) -> None:
-    for i in used:
-        for name, t, version in (("v", ctx.v[i], ctx.versions[i]), ("g", ctx.g[i], ctx.versions[len(ctx.v) + i])):
-            if _version(t) != version and version >= 0:
-                raise RuntimeError(
-                    f"model_weights: {name} of shape {list(t.shape)}, needed for the gradient, was modified by "
-                    "an inplace operation between forward and backward; run the backward before the optimizer's step"
-                )
+    count = len(ctx.v)
+    now = _versions((*ctx.v, *ctx.g))
+    if now == ctx.versions:
+        return
+    for place in (*used, *(count + i for i in used)):
+        if now[place] != ctx.versions[place] and now[place] >= 0:
+            name, t = ("v", ctx.v[place]) if place < count else ("g", ctx.g[place - count])
+            raise RuntimeError(
+                f"model_weights: {name} of shape {list(t.shape)}, needed for the gradient, was modified by an inplace "
+                "operation between forward and backward; run the backward before the optimizer's step"
+            )
 
 
 def _gradients(ctx: Any, used: list[int], gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Tensor]:
@@ -111,12 +117,13 @@ def _forward_autograd(name: str, op: Any) -> Callable[..., Any]:
         needed = [i for i in range(len(v)) if v[i].requires_grad or g[i].requires_grad]
         if not torch.is_grad_enabled() or not needed:
             return weights, norms
-        parts = norms.split([t.numel() for t in g])
+        counts = [t.numel() for t in g]
         for bucket in buckets([v[i] for i in needed]):
             own = [needed[i] for i in bucket]
             first, last = own[0], own[-1]
-            known = norms[sum(t.numel() for t in g[:first]) :][: sum(t.numel() for t in g[first : last + 1])]
+            known = norms[sum(counts[:first]) : sum(counts[: last + 1])]
             if len(own) < last + 1 - first:  # weights without gradients are between them
+                parts = norms.split(counts)
                 known = torch.cat([parts[i] for i in own])
             options = ([dims[i] for i in own], [eps[i] for i in own])
             given = [*(v[i] for i in own), *(g[i] for i in own)]

@@ -37,6 +37,19 @@ def convolution(channels: int, outputs: int, *, groups: int = 1, stride: int = 1
     return [y, norms, *(t for t in found if t is not None)]
 
 
+def model_weights() -> Results:
+    v = [torch.randn(shape, device=DEVICE) for shape in ((7, 5), (60, 3), (9, 8, 3), (6, 1048))]
+    dims, every = [0, 1, 2, 0], [True] * 4
+    g = [
+        torch.rand([n if i == dim else 1 for i, n in enumerate(t.shape)], device=DEVICE)
+        for t, dim in zip(v, dims, strict=True)
+    ]
+    w, norms = triton_backend.model_weights(v, g, dims, [0.0] * 4, torch.bfloat16)
+    dw = [torch.randn_like(t) for t in w]
+    dv, dg = triton_backend.model_weights_backward(dw, v, g, norms, dims, [0.0] * 4, every, every)
+    return [*w, norms, *dv, *dg]
+
+
 CASES: dict[str, Callable[[], Results]] = {
     "linear": lambda: linear(40, 70, 90, torch.float32),
     "linear, one pass": lambda: linear(70, 40, 90, torch.float32, relu=True),
@@ -48,6 +61,7 @@ CASES: dict[str, Callable[[], Results]] = {
     "convolution": lambda: convolution(16, 32, stride=2),
     "depthwise": lambda: convolution(40, 40, groups=40),
     "transposed": lambda: convolution(16, 32, stride=2, transposed=True),
+    "model weights": model_weights,
 }
 
 

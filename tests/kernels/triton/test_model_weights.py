@@ -14,6 +14,7 @@ from tests.support.triton_cases import DEVICE, ON_GPU
 from wnfused.benchmarks.streaming import Generator
 from wnfused.kernels.triton import model_weights
 from wnfused.kernels.triton.launch import consumed_by
+from wnfused.kernels.triton.run_rows import view_of
 from wnfused.ops import reference
 from wnfused.ops.backends import triton as triton_backend
 
@@ -44,7 +45,8 @@ def test_numbers_and_launches(dtype: torch.dtype, compute: torch.dtype) -> None:
 
 def test_a_row_too_long_for_one_program_has_its_own_launches() -> None:
     v = torch.empty(2, model_weights.LONGEST_ROW, device="meta")
-    assert model_weights.shares(v, 0) and not model_weights.shares(v, None)
+    assert model_weights.shares(view_of(v, 0)) and not model_weights.shares(view_of(v, None))
+    assert not model_weights.shares(view_of(v[:, :0], 0)) and not model_weights.shares(view_of(v[:0], 0))
 
 
 class Operations(TorchDispatchMode):

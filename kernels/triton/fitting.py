@@ -53,7 +53,7 @@ def retried(function: Function) -> Function:
 
 
 def _shrink(plans: dict[Key, Plan], launch: Launch) -> bool:
-    """Replace the plans whose tile the launch has; False if there are none."""
+    """Replace the plans with the launch's tile; False if no plan has it."""
     found = False
     for (problem, device), plan in plans.items():
         tile = plan.tile

@@ -1,6 +1,7 @@
 """The operators through the C++ launch path: a driver executes its launches in triton's interpreter."""
 
 import copy
+import ctypes
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.support.autograd_cases import SOME, scalar
-from tests.support.driver.interpreted import Interpreter, interpreted
+from tests.support.driver.interpreted import Callback, Interpreter, interpreted
 from tests.support.reference import assert_close
 from tests.support.samples import BY_NAME
 from wnfused import WNConv1d, WNConv2d, WNConvTranspose1d, WNLinear
@@ -109,6 +110,19 @@ def test_unaligned_and_strided_tensors_have_their_own_recipes(driver: Interprete
         recipes = table.size()
         assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias), 1e-5)
         assert table.size() == recipes + 1
+
+
+@pytest.mark.parametrize(("code", "said"), [(709, "restart the process"), (1, "driver error 1")])
+def test_a_launch_that_fails_is_an_error(driver: Interpreter, code: int, said: str) -> None:
+    """709: the context of the kernel's handle was destroyed."""
+    layer, x = WNLinear(6, 5), torch.randn(4, 6)
+    wanted = layer(x)
+    failing = Callback(lambda *_: code)
+    table.use_driver(table.Driver(ctypes.cast(failing, ctypes.c_void_p).value or 0))
+    with pytest.raises(RuntimeError, match=f"wnfused: the launch of a kernel failed: .*{said}"):
+        layer(x)
+    table.use_driver(driver.driver)
+    assert_close(layer(x), wanted.double(), 1e-6)
 
 
 def test_bad_arguments_are_python_s_errors(driver: Interpreter) -> None:

@@ -179,8 +179,8 @@ class model_weights(ContextDecorator):  # noqa: N801 - reads as a function: `wit
 
     One operator, on a GPU one launch, writes all weights before the model's forward, in the dtype the layers compute
     in; under autocast that replaces the cast a plain layer pays. The layers then run as plain layers (cuBLAS, cuDNN,
-    oneDNN), and the gradients of gains and directions come from one launch per 25 MB of weights. This suits networks whose
-    products the libraries compute best. Where the host's time decides, the layers' own operators cost less.
+    oneDNN), and the gradients of gains and directions come from one launch per 25 MB of weights. This suits networks
+    whose products the libraries compute best. Where the host's time decides, the layers' own operators cost less.
 
     The context may span one step or a whole training run: the weights are computed in each call of ``model`` and
     dropped at its end, so whatever changes a parameter between two calls is seen. Calls of submodules alone compute as

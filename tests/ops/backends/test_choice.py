@@ -237,7 +237,7 @@ WITHOUT_NATIVE = {
     "no compiler": "no C++ compiler found (looked for /no/such/compiler)",
     "failing compiler": "broken-c++ failed: source.cpp:1:1: error: this compiler is broken",
     "unusable cache": "cache directory /proc/wnfused/",
-    "damaged library": "Could not load this library: ",
+    "damaged library": "; delete this file and run `wnfused build`",
 }
 
 

@@ -140,6 +140,20 @@ def test_low_rank_updates_merge_into_a_folded_model(folded: nn.Module) -> None:
     torch.testing.assert_close(folded(X), adapted, rtol=1e-4, atol=1e-5)
 
 
+class Causal(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.pad(x, (2, 0)))
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, Causal])
+def test_the_old_onnx_exporter_says_what_to_do(kind: type[nn.Conv1d], tmp_path: Path) -> None:
+    model = nn.Sequential(weight_norm(kind(4, 8, 3)))
+    wnfused.convert(model)
+    with pytest.raises(RuntimeError, match=r"dynamo=False; call wnfused.fold\(model\) first"):
+        torch.onnx.export(model, (X,), tmp_path / "model.onnx", dynamo=False)
+    close(torch.jit.trace(model, X)(X), model(X))  # other uses of the tracer go on
+
+
 @pytest.mark.parametrize("shape", [(5, 7), (4, 3, 5), (6,)])
 @pytest.mark.parametrize("eps", [0.0, 1e-3])
 def test_decompositions_match_the_reference(shape: tuple[int, ...], eps: float) -> None:

@@ -173,6 +173,15 @@ class WeightNormalized(nn.Module, metaclass=LayerType):
             self._frozen.forget()  # .to() and .half() replace a parameter's data without incrementing its version
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Called instead of ``forward`` while ``torch.jit`` traces, as ``torch.onnx.export(…, dynamo=False)`` does."""
+        if torch.onnx.is_in_onnx_export():
+            raise RuntimeError(
+                f"torch.onnx.export: {type(self).__name__} has no operator in ONNX with dynamo=False; "
+                "call wnfused.fold(model) first, or export with dynamo=True"
+            )
+        return super()._slow_forward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
     def __prepare_scriptable__(self) -> NoReturn:
         """Called by ``torch.jit.script`` before it compiles the layer, which would fail with an error of its parser."""
         raise RuntimeError(

@@ -295,13 +295,13 @@ def weight_gradient(
     if BLOCK_M * BLOCK_N > 128 * 128:  # half of v's tile at a time: beside the products there are no registers for all
         left, right = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
         half = c0 + tl.arange(0, BLOCK_N // 2)
-        total = store_channels(left, v, norms, dw + part, dots, row, n_ok, at, half, C, v_second)
+        shares = store_channels(left, v, norms, dw + part, dots, row, n_ok, at, half, C, v_second)
         half += BLOCK_N // 2
-        total += store_channels(right, v, norms, dw + part, dots, row, n_ok, at, half, C, v_second)
+        shares += store_channels(right, v, norms, dw + part, dots, row, n_ok, at, half, C, v_second)
     else:
-        total = store_channels(acc, v, norms, dw + part, dots, row, n_ok, at, c, C, v_second)
+        shares = store_channels(acc, v, norms, dw + part, dots, row, n_ok, at, c, C, v_second)
     if dots is not None:
-        tl.store(dots + column * rows + row, total, mask=n_ok)
+        tl.store(dots + column * rows + row, shares, mask=n_ok)
     if sums is not None:
         if SUM_FAR:
             if (tile_n == 0) & (tap == 0):

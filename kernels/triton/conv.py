@@ -219,6 +219,20 @@ def channel_sums(
 
 
 @triton.jit
+def store_channels(acc, v, norms, dw, dots, row, row_ok, at, channel, C, v_second):
+    """Store dW of these input channels, and return their share of the row dots ⟨dW, v/n⟩."""
+    total = tl.zeros_like(row_ok.to(tl.float32))
+    ok = row_ok[:, None] & (channel < C)[None, :]
+    place = at[:, None] + channel[None, :] * v_second
+    if dots is not None:
+        inverse = gain_over_norm(1.0, tl.load(norms + row, mask=row_ok, other=0.0), True)
+        u = tl.load(v + place, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
+        total = tl.sum(product(acc, u), 1)
+    tl.store(dw + place, narrowed(acc, dw.dtype.element_ty), mask=ok)
+    return total
+
+
+@triton.jit
 def weight_gradient(
     near, far, mask_near, mask_far, v, norms, dw, dots, sums,
     batch, C, N, D2, D1, D0, O2, O1, O0,
@@ -276,14 +290,18 @@ def weight_gradient(
             far_tile = narrowed(tl.where(passed <= 0, 0.0, far_tile), far.dtype.element_ty)
         acc = dot(tl.trans(near_tile), far_tile, acc, PRECISION)
     row = group * N + n
-    ok = n_ok[:, None] & c_ok[None, :]
-    at = row[:, None] * v_first + c[None, :] * v_second + (t2 * v2 + t1 * v1 + t0 * v0)
-    if dots is not None:
-        inverse = gain_over_norm(1.0, tl.load(norms + row, mask=n_ok, other=0.0), True)
-        u = tl.load(v + at, mask=ok, other=0.0).to(tl.float32) * inverse[:, None]
-        tl.store(dots + column * rows + row, tl.sum(product(tl.where(ok, acc, 0.0), u), 1), mask=n_ok)
+    at = row * v_first + (t2 * v2 + t1 * v1 + t0 * v0)
     part = split.to(tl.int64) * elements if INDEX64 else split * elements
-    tl.store(dw + part + at, narrowed(acc, dw.dtype.element_ty), mask=ok)
+    if BLOCK_M * BLOCK_N > 128 * 128:  # half of v's tile at a time: beside the products there are no registers for all
+        left, right = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
+        half = c0 + tl.arange(0, BLOCK_N // 2)
+        shares = store_channels(left, v, norms, dw + part, dots, row, n_ok, at, half, C, v_second)
+        half += BLOCK_N // 2
+        shares += store_channels(right, v, norms, dw + part, dots, row, n_ok, at, half, C, v_second)
+    else:
+        shares = store_channels(acc, v, norms, dw + part, dots, row, n_ok, at, c, C, v_second)
+    if dots is not None:
+        tl.store(dots + column * rows + row, shares, mask=n_ok)
     if sums is not None:
         if SUM_FAR:
             if (tile_n == 0) & (tap == 0):

@@ -89,6 +89,28 @@ def linear_input_gradient(
 
 
 @triton.jit
+def store_columns(acc, v, g, norms, dw, dots, row, row_ok, column, N, K, v_stride, ONE_PASS: tl.constexpr):
+    """Store dW of these columns, or dv at once, and return their share of the row dots ⟨dW, v/n⟩."""
+    part = tl.zeros_like(row_ok.to(tl.float32))
+    ok = row_ok[:, None] & (column < K)[None, :]
+    dw_at = dw + row[:, None] * K + column[None, :]
+    if ONE_PASS or dots is not None:
+        v_at = v + row[:, None] * v_stride + column[None, :]
+        v_tile = tl.load(v_at, mask=ok, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        inverse = gain_over_norm(1.0, tl.load(norms + row, mask=row_ok, other=0.0), True)  # registers are scarce
+    if ONE_PASS:
+        gain = tl.load(g + row, mask=row_ok, other=0.0).to(tl.float32)
+        share = tl.load(dots + row, mask=row_ok, other=0.0) * (gain * inverse)
+        acc -= share[:, None] * (v_tile * inverse[:, None])
+        tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok, eviction_policy="evict_first")
+    else:
+        if dots is not None:  # of v/n: those of v may leave float32's range; outside the columns both factors are 0
+            part = tl.sum(product(acc, v_tile * inverse[:, None]), 1)
+        tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok)
+    return part
+
+
+@triton.jit
 def weight_gradient_tile(
     pid, dy, x, y, v, g, norms, dw, dots, M, N, K, dy_stride, x_stride, y_stride, v_stride, m_per_split,
     ONE_PASS: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr, INDEX64: tl.constexpr,
@@ -126,23 +148,20 @@ def weight_gradient_tile(
             dy_tile = tl.trans(narrowed(tl.where(y_tile <= 0, 0.0, dy_tile), dy.dtype.element_ty))
         acc = dot(dy_tile, x_tile, acc, PRECISION)
     out_row = row.to(tl.int64) if INDEX64 else row
-    ok = row_ok[:, None] & column_ok[None, :]
-    dw_at = dw + (split * N + out_row)[:, None] * K + column[None, :]
-    if ONE_PASS or dots is not None:
-        v_at = v + out_row[:, None] * v_stride + column[None, :]
-        v_tile = tl.load(v_at, mask=ok, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    if ONE_PASS:
-        inverse = gain_over_norm(1.0, tl.load(norms + out_row, mask=row_ok, other=0.0), True)  # registers are scarce
-        gain = tl.load(g + out_row, mask=row_ok, other=0.0).to(tl.float32)
-        share = tl.load(dots + out_row, mask=row_ok, other=0.0) * (gain * inverse)
-        acc -= share[:, None] * (v_tile * inverse[:, None])
-        tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok, eviction_policy="evict_first")
+    if SPLIT:
+        out = dw + (split * N + out_row)[:, None] * K
+        tl.store(out + column[None, :], narrowed(acc, dw.dtype.element_ty), mask=row_ok[:, None] & column_ok[None, :])
     else:
-        if dots is not None:  # of v/n: those of v may leave float32's range
-            inverse = gain_over_norm(1.0, tl.load(norms + out_row, mask=row_ok, other=0.0), True)
-            part = tl.sum(product(tl.where(ok, acc, 0.0), v_tile * inverse[:, None]), 1)
+        if BLOCK_N > 128:  # half of v's tile at a time: beside the products there are no registers for all of it
+            left, right = tl.split(tl.permute(tl.reshape(acc, [BLOCK_M, 2, BLOCK_N // 2]), [0, 2, 1]))
+            half = tile_k * BLOCK_N + tl.arange(0, BLOCK_N // 2)
+            part = store_columns(left, v, g, norms, dw, dots, out_row, row_ok, half, N, K, v_stride, ONE_PASS)
+            half += BLOCK_N // 2
+            part += store_columns(right, v, g, norms, dw, dots, out_row, row_ok, half, N, K, v_stride, ONE_PASS)
+        else:
+            part = store_columns(acc, v, g, norms, dw, dots, out_row, row_ok, column, N, K, v_stride, ONE_PASS)
+        if dots is not None and not ONE_PASS:
             tl.store(dots + tile_k * N + out_row, part, mask=row_ok)
-        tl.store(dw_at, narrowed(acc, dw.dtype.element_ty), mask=ok)
 
 
 @triton.jit

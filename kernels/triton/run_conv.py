@@ -13,6 +13,7 @@ from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows, new_scales
 from wnfused.kernels.triton.run_linear import supported
 from wnfused.kernels.triton.run_rows import Dim, in_memory_order, index64, normalized, project, row_norms
+from wnfused.kernels.triton.tiles import with_mask
 
 Triple = tuple[int, int, int]
 
@@ -334,9 +335,9 @@ def _weight_gradient(
         )  # fmt: skip
         dots, columns = None, 0
     else:
-        columns = taps * cdiv(c, plan.tile.n)
+        tile = plan.tile if mask_a is None and mask_b is None else with_mask(plan.tile)
+        columns = taps * cdiv(c, tile.n)
         dots = norms.new_empty((columns, v.shape[0])) if dim == 0 and not shared else None
-        tile = plan.tile
         launch(
             conv.weight_gradient, (cdiv(n, tile.m) * columns, groups * splits),
             a, b, mask_a, mask_b, v, norms, dw, dots, sums, a.shape[0], c, n, *sizes, *strides_of(v),

@@ -18,6 +18,7 @@ from wnfused.kernels.triton.rules import Plan, Problem, cdiv
 from wnfused.kernels.triton.run_finish import Gradients, added, finish_rows
 from wnfused.kernels.triton.run_linear import matrix, problem_of, supported
 from wnfused.kernels.triton.run_rows import Dim, index64, normalized, project
+from wnfused.kernels.triton.tiles import with_mask
 
 BLOCK_P, BLOCK_C = 64, 32  # rows and columns of dy that a preparing program processes at a time
 ROWS_PER_PART, MOST_PARTS = 1024, 256  # rows per program; the most parts that are added later
@@ -198,6 +199,8 @@ def _one_pass(layer: _Layer, mask: list[bool], prepared: _Prepared, plan: Plan) 
 
 
 def _two_steps(layer: _Layer, mask: list[bool], prepared: _Prepared, scales: Tensor | None, plan: Plan) -> Gradients:
+    if layer.y is not None:
+        plan = plan._replace(tile=with_mask(plan.tile))
     v, (m, n), k, tile = layer.v.contiguous(), layer.dy.shape, layer.v.shape[1], plan.tile
     splits, per_split = 1, m
     if layer.dim == 0 and plan.splits > 1:

@@ -70,9 +70,18 @@ _NARROW = {
 }
 
 
-# wgmma reads its operands from shared memory: a wider tile reads less for each product (98% of the tensor peak by the
-# audit's model, where 128×128 has 78%). float32 weights do not fit beside it, nor does a weight gradient's epilogue.
-_LARGEST = {"sm_90": Tile(128, 256, 64, 8, 3)}
+# wgmma reads its operands from shared memory: a larger tile reads less for each product (98% of the tensor peak by the
+# audit's model, where 128×128 has 78%). float32 weights do not fit beside it. The weight gradient of a convolution is
+# larger in its outputs: the inputs' addresses cost more.
+_WIDE = Tile(128, 256, 64, 8, 3)
+_LARGEST = {
+    "sm_90": {"linear": _WIDE, "linear_dx": _WIDE, "linear_dw": _WIDE, "weight_gradient": Tile(256, 128, 64, 8, 3)}
+}
+
+
+def with_mask(tile: Tile) -> Tile:
+    """The tile of a weight gradient that applies a ReLU's mask to dy, which passes it through registers."""
+    return tile._replace(m=min(tile.m, 128), n=min(tile.n, 128))
 
 
 # If rows cannot be read 16 bytes at a time (contiguous images, sizes that are not multiples of 16), every element needs
@@ -101,8 +110,8 @@ def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tu
     if not aligned:
         return _unaligned(kernel, family, products)
     tiles = TILES[family][products]
-    if family in _LARGEST and kernel in ("linear", "linear_dx") and products == "16-bit" and "/" not in dtypes:
-        tiles = (_LARGEST[family], *tiles)
+    if kernel in _LARGEST.get(family, {}) and products == "16-bit" and "/" not in dtypes:
+        tiles = (_LARGEST[family][kernel], *tiles)
     if kernel in ("linear", "linear_dx") and products in _NARROW.get(family, {}):
         tiles = (*tiles, _NARROW[family][products])
     if kernel in WEIGHT_GRADIENTS:  # with four warps the epilogue of 128×128 results does not fit in registers
@@ -113,11 +122,12 @@ def tiles_for(kernel: str, family: str, dtypes: str, aligned: bool = True) -> tu
 def gain_hides(family: str, tile: Tile, dtypes: str) -> bool:
     """Whether dx can multiply dy's tile by g/n in its loop at no cost; otherwise dy is scaled before.
 
-    It can if tensor cores are fed from registers (sm_80), if the tile passes through registers anyway and the tensor
-    cores are busy enough (sm_90), and for float32, which NVIDIA's tensor cores do not compute.
+    It can if tensor cores are fed from registers (sm_80), if the tensor cores wait for shared memory anyway (the
+    128×128 tile of sm_90; the 128×256 tile would fall from 98% of their peak to 86%), and for float32, which NVIDIA's
+    tensor cores do not compute.
     """
     busy = {"sm_80": True, "sm_90": dtypes in ("bf16", "tf32", "fp32"), "sm_100": dtypes == "fp32", "gfx942": False}
-    return tile.m * tile.n >= 128 * 128 and busy[family]
+    return tile.m * tile.n == 128 * 128 and busy[family]
 
 
 def single_pass_pays(tile: Tile, family: str, dtypes: str) -> bool:

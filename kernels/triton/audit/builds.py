@@ -16,6 +16,7 @@ from wnfused.kernels.triton.tiles import (
     gain_hides,
     single_pass_pays,
     tiles_for,
+    with_mask,
 )
 
 TARGETS = tuple(TILES)
@@ -226,7 +227,7 @@ def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
     if kernel == "linear_input_gradient":
         return _input_gradient_modes(target, dtypes, tile)
     if kernel == "linear_weight_gradient":
-        return _weight_gradient_modes(dtypes)
+        return _weight_gradient_modes(dtypes, tile)
     narrow, mixed = dtypes.activations == "fp16", dtypes == FP16_MIXED
     masked: dict[str, Constant] = {"mask_source": _POINTER}
     if kernel == "few_rows_weight_gradient":
@@ -237,11 +238,10 @@ def _modes(kernel: str, target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
     if kernel == "scatter":
         gain = {"GAIN": "weight" if narrow else "input", "norms": None}
         return [Mode("gain", gain), Mode("gain, ReLU", {**gain, **masked}, False)]
-    return [
-        Mode("two steps", {"dots": _POINTER, "sums": _POINTER}),
-        Mode("two steps, ReLU", {"dots": _POINTER, "sums": _POINTER, "mask_near": _POINTER}, False),
-        Mode("split", {"sums": _POINTER}, False, (("splits", 4),), (("dw", "fp32"),)),
-    ]
+    two: dict[str, Constant] = {"dots": _POINTER, "sums": _POINTER}
+    relu = [Mode("two steps, ReLU", {**two, "mask_near": _POINTER}, False)]
+    split = Mode("split", {"sums": _POINTER}, False, (("splits", 4),), (("dw", "fp32"),))
+    return [Mode("two steps", two), *(relu if tile == with_mask(tile) else []), split]
 
 
 def _forward_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]:
@@ -272,14 +272,14 @@ def _input_gradient_modes(target: str, dtypes: Dtypes, tile: Tile) -> list[Mode]
     return [*modes, Mode("guarded", {"GAIN": "guarded", "factor": _POINTER})]
 
 
-def _weight_gradient_modes(dtypes: Dtypes) -> list[Mode]:
+def _weight_gradient_modes(dtypes: Dtypes, tile: Tile) -> list[Mode]:
     prepare: dict[str, Constant] = {"PREPARE": True, "scaled": _POINTER, "sums": _POINTER}
     if dtypes.activations == "fp16":
         prepare["factor"] = _POINTER
     two: dict[str, Constant] = {**prepare, "dots": _POINTER}
     modes = [
         Mode("two steps", two),
-        Mode("two steps, ReLU", {**two, "y": _POINTER}, False),
+        *([Mode("two steps, ReLU", {**two, "y": _POINTER}, False)] if tile == with_mask(tile) else []),
         Mode("split", {**prepare, "SPLIT": True}, False, pointers=(("dw", "fp32"),)),
     ]
     if dtypes.activations != "fp16":

@@ -74,6 +74,7 @@ _READ_BY = {
     "linear_weight_gradient": {"y"},
     "linear_input_gradient": {"y", "factor"},
 }
+_WRITTEN_FIRST = {"scaled", "factor", "sums"}  # by the preparing programs, which a launch starts with
 _STREAMED = {"finish_weight": "dv", "few_rows_weight_gradient": "dv", "linear_weight_gradient": "dw"}
 _UNTOUCHED = {"finish_linear": {"v"}}  # read again only if a norm leaves float32's range
 
@@ -131,7 +132,7 @@ def _accesses(record: Record, layer: Layer) -> Launch:
     if kernel == "few_rows_weight_gradient":
         products *= 2  # x · vᵀ and dyᵀ · x
     reads = tuple(_access(t) for n, t in tensors.items() if n not in untouched)
-    writes = tuple(_access(tensors[n]) for n in sorted(written))
+    writes = tuple(_access(tensors[n]) for n in sorted(written, key=lambda name: (name not in _WRITTEN_FIRST, name)))
     return Launch(kernel, reads, writes, products, _streamed(kernel, tensors, constants))
 
 

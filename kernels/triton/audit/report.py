@@ -23,7 +23,7 @@ instruction mix of its main loop; `wnfused audit --kernel NAME` prints the build
 _NOTES = """
 Notes:
 
-- *dx with the gain*: only the largest tile of sm_80, sm_90 (bf16, tf32, fp32) and sm_100 (fp32) multiplies dy by g/n in
+- *dx with the gain*: only the 128×128 tile of sm_80, sm_90 (bf16, tf32, fp32) and sm_100 (fp32) multiplies dy by g/n in
   its loop (mode *gain*). Elsewhere an earlier launch scales dy, and the loop is the plain GEMM's (*scaled first*, the
   same code). fp16 (*guarded*) has two loops. The one compared here runs while the scales of a layer are within a factor
   of 8; the other one multiplies the tile of v in its loop and is slower.

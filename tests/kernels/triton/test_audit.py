@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("triton")
 
 from wnfused import cli
+from wnfused.kernels.triton import costs
 from wnfused.kernels.triton.audit import builds, cycles, processors, report, requirements, roofline, sass
 from wnfused.kernels.triton.audit.builds import BF16, Build
 from wnfused.kernels.triton.audit.entries import Entry, audit_builds
@@ -41,6 +42,9 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
             shipped("linear_forward", "sm_90", "single pass"),
             shipped("linear_input_gradient", "sm_80", "gain"),
             shipped("linear_input_gradient", "sm_90", "guarded", builds.FP16),
+            shipped("linear_input_gradient", "sm_90", "scaled first"),
+            shipped("linear_weight_gradient", "sm_90", "two steps"),
+            shipped("weight_gradient", "sm_90", "two steps"),
             shipped("gather", "sm_80", "norms first"),
             shipped("linear_forward", "gfx942", "norms first"),
             shipped("linear_forward", "sm_80", "norms first", builds.TF32),
@@ -69,6 +73,21 @@ def test_facts_of_compiled_kernels(entries):
         assert cycles_.tensor == pytest.approx(tile.m * tile.n * tile.k / rate)  # exactly one tile per iteration
         # each element of both tiles is rounded once, by every warp that multiplies it
         assert (entry.facts.tf32_conversions > 0) == entry.build.dtypes.rounded
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "least"),
+    [
+        ("linear_input_gradient", "linear_dx", 0.95),
+        ("linear_weight_gradient", "linear_dw", 0.95),
+        ("weight_gradient", "weight_gradient", 0.8),
+    ],
+)
+def test_the_largest_tiles_of_an_h100_keep_its_tensor_cores_busy(entries, kernel, name, least):
+    """By the model: docs/gpu.md and the rule's cost model state these fractions."""
+    (entry,) = (e for e in entries if (e.build.kernel, e.build.target, e.build.dtypes) == (kernel, "sm_90", BF16))
+    assert entry.cycles.tensor_peak >= least
+    assert costs.MODELLED[name]["sm_90"][0] <= entry.cycles.tensor_peak + 0.005
 
 
 def test_json_has_the_documented_fields(entries):
@@ -258,6 +277,15 @@ def test_bytes_match_a_hand_computation():
     one_pass = cost("backward", "one pass, ReLU and no bias")
     assert one_pass.uncached == pytest.approx(31 * W, rel=1e-3)
     assert one_pass.dram == pytest.approx(30 * W, rel=1e-3)
+
+
+def test_the_scaled_dy_is_written_before_dw():
+    """The preparing programs are a launch's first: what the cache still holds at its end is dW."""
+    found = roofline.launches_of(Layer(4096, 4096, 4096), "sm_90", "backward", "two steps")
+    (dw,) = (launch for launch in found if launch.kernel == "linear_weight_gradient")
+    (finish,) = (launch for launch in found if launch.kernel == "finish_weight")
+    assert dw.writes[-1] in finish.reads and dw.writes[-1].bytes == 2 * 4096 * 4096
+    assert next(w for w in dw.writes if w.bytes == 2 * 4096 * 4096) not in finish.reads
 
 
 def test_cached_tensors_are_free_to_read():

@@ -22,7 +22,7 @@ from wnfused.kernels.triton import (
     tune,
 )
 from wnfused.kernels.triton.rules import TARGETS, Plan, Problem, Target
-from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for
+from wnfused.kernels.triton.tiles import TILES, Tile, single_pass_pays, tiles_for, with_mask
 from wnfused.ops import backends
 from wnfused.ops.backends import registry
 
@@ -70,12 +70,25 @@ def test_a_forward_is_split_only_if_most_of_the_machine_would_be_idle(family: st
 
 
 def test_where_the_gain_enters_dx() -> None:
-    """In the loop under the largest tile of sm_80 and of sm_90, before it elsewhere."""
+    """In the loop under the 128×128 tile of sm_80 and of sm_90, before it elsewhere."""
     large, small = Problem("linear_dx", 4096, 4096, 4096, "bf16"), Problem("linear_dx", 128, 512, 512, "bf16")
     modes = {f: rules.plan_by_rule(large, Target(f, n), vendor=False).mode for f, n in TARGETS.items()}
-    assert [modes[f] for f in ("sm_80", "sm_90", "sm_100", "gfx942")] == ["in registers"] * 2 + ["scaled first"] * 2
+    assert [modes[f] for f in ("sm_80", "sm_90", "sm_100", "gfx942")] == ["in registers"] + ["scaled first"] * 3
+    middle = large._replace(m=2048, n=2048)
+    assert rules.plan_by_rule(middle, Target("sm_90", 132), vendor=False).mode == "in registers"
     assert rules.plan_by_rule(large._replace(dtypes="fp16"), Target("sm_90", 132)).mode == "scaled first"
     assert rules.plan_by_rule(small, A100).mode == "scaled first"
+
+
+@pytest.mark.parametrize("kernel", ["linear_dw", "weight_gradient"])
+def test_a_mask_in_registers_takes_a_smaller_tile(kernel: str) -> None:
+    """A weight gradient that masks dy has no registers for the largest tile of sm_90; others keep theirs."""
+    (wide, narrow, *_) = tiles_for(kernel, "sm_90", "bf16")
+    assert wide.m * wide.n == 128 * 256
+    assert with_mask(wide) == narrow == Tile(128, 128, 64, 8, 3)
+    for family in TILES:
+        tiles = tiles_for(kernel, family, "bf16/fp32")
+        assert [with_mask(tile) for tile in tiles] == [*tiles]
 
 
 def test_the_mode_of_dv() -> None:

@@ -11,7 +11,7 @@ FLOAT = [
 ]  # fmt: skip
 INTEGER = [
     *[f"{name}.{type}" for type in ("s32", "s64") for name in ("add", "sub", "mul.lo", "mad.lo", "div", "rem", "min")],
-    "max.s32", "max.s64", "min.u32", "max.u32", "add.s16", "neg.s32", "abs.s32", "mul.hi.s32", "mul.hi.u32",
+    "max.s32", "max.s64", "min.u32", "max.u32", "add.s16", "neg.s32", "neg.s64", "abs.s32", "mul.hi.s32", "mul.hi.u32",
     "mul.wide.s32", "mul.wide.u32", "mad.wide.s32",
     "mad.wide.u32", "div.u32", "rem.u32", "mul.lo.s16", "sub.s16", "bfe.s32", "bfe.u32", "prmt.b32",
     *[f"{name}.{bits}" for bits in ("b16", "b32", "b64") for name in ("and", "or", "xor", "mov", "shl")],

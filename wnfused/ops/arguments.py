@@ -262,7 +262,8 @@ def _check_model_weights_backward(dw, v, g, norms, dims, eps, want_v, want_g):
         if len(values) != len(v):
             raise ArgumentValueError(f"{op}: {name}: expected {len(v)} like v, got {len(values)}")
     for i, t in enumerate(dw):
-        if i > 0 and t.shape == v[i].shape and t.dtype == dw[0].dtype and t.device == v[i].device:
+        like_first = i > 0 and t.dtype == dw[0].dtype and t.layout == torch.strided
+        if like_first and t.shape == v[i].shape and t.device == v[i].device:
             continue
         _beside_v(f"{op}: weight {i}: dw", t, v[i])
         _dtype(f"{op}: weight {i}: dw", t, dw[0].dtype)

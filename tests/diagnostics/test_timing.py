@@ -54,7 +54,7 @@ def test_a_ratio_is_taken_within_a_round(clock):
     ("slice_seconds", "seconds", "timed"),
     [
         (4.0, 400.0, 50 * 8),  # 8 calls of 0.5 s fill a slice; a round of two slices takes 8 s
-        (0.1, 1.0, 25),  # at least 25 rounds of at least one call
+        (0.1, 1.0, 15),  # at least 15 rounds of at least one call
     ],
 )
 def test_slices_and_rounds_fill_the_time(slice_seconds, seconds, timed, clock):

@@ -29,7 +29,7 @@ def interleave(
 
     Every second round runs in reverse order, so that no function always follows the same neighbour in the cache.
     A round calls each function as often as fits into ``slice_seconds``, and there are as many rounds as fit into
-    ``seconds``, but at least 25. With ``rounds`` there are exactly that many, of one call each.
+    ``seconds``, but at least 15. With ``rounds`` there are exactly that many, of one call each.
     ``clock`` is the wall clock; with ``time.process_time`` other programs on the machine do not count.
     """
     for function in functions.values():
@@ -39,7 +39,7 @@ def interleave(
     if rounds is None:
         one_round = sum(_seconds_per_call(function, 1, clock) for function in functions.values())
         calls = max(1, round(slice_seconds * len(functions) / one_round))
-        rounds = max(25, round(seconds / (one_round * calls)))
+        rounds = max(15, round(seconds / (one_round * calls)))
     samples: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(rounds):
         for name in list(functions) if i % 2 == 0 else reversed(list(functions)):

@@ -79,7 +79,10 @@ def draw(results: Sequence[Result], file: Path) -> None:
             if peer != "plain":
                 panel.plot(*zip(*curve, strict=True), marker="o", label=peer)
         panel.axhline(1, color="gray", linewidth=0.8)
-        panel.set(xscale="log", title=axis, ylim=(0, None))
+        values = sorted({value for curve in curves.values() for value, _ in curve})
+        panel.set(xscale="log", title=axis, ylim=(0, 1.1 * max(y for curve in curves.values() for _, y in curve)))
+        panel.set_xticks(values, list(map(str, values)))
+        panel.set_xticks([], minor=True)
         panel.title.set_fontsize(9)
         if index == 1:
             panel.set_ylabel("time of a step, plain = 1")

@@ -80,7 +80,8 @@ def _load() -> str | None:
             path = cpu_build.build(_NAME, _SOURCES)  # for this machine, whose C library is older than the wheel's
             torch.ops.load_library(path)
     except (cpu_build.BuildError, OSError) as error:
-        if isinstance(error, OSError) and isinstance(error.__cause__, OSError):  # of torch's load_library: damaged, or built for another torch
+        # Raised by torch's load_library: the file is damaged, or was built for another torch.
+        if isinstance(error, OSError) and isinstance(error.__cause__, OSError):
             return f"{str(error.__cause__).splitlines()[0]}; delete this file and run `wnfused build`"
         return str(error).splitlines()[0]
     choose = ctypes.CDLL(str(path)).wnfused_choose_native

@@ -6,19 +6,18 @@ A step is forward, loss, backward and SGD; SDF networks differentiate twice. ``-
 them EnCodec and DAC as transformers builds them.
 """
 
-import argparse
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import wnfused
+from wnfused.benchmarks import suite
 from wnfused.benchmarks.peers import PEERS, eikonal_step, inference, training_step, verify, whole_step, with_weight_norm
 from wnfused.benchmarks.streaming import Generator
-from wnfused.benchmarks.suite import NOISE, Result, compare, environment, read, results_of, slower, table, write
+from wnfused.benchmarks.suite import NOISE, Result, results_of
 from wnfused.diagnostics.timing import interleave
 from wnfused.models import MLP, WRN, resnet56, resnet110
 
@@ -102,31 +101,9 @@ def measure(case: Case, seconds: float) -> list[Result]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--full", action="store_true", help="all networks; default: those that take little time")
-    parser.add_argument("--only", default="", help="measure only rows whose name contains TEXT", metavar="TEXT")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=6.0, help="measuring time per row and mode")
-    parser.add_argument("--json", type=Path, help="write the results as JSON")
-    parser.add_argument("--compare", type=Path, help="show what changed since the results of this file")
+    parser = suite.parser(__doc__, full="all networks; default: those that take little time", seconds=6.0)
     options = parser.parse_args(argv)
-    torch.set_num_threads(options.threads)
-    print(
-        f"Ratios to the plain network (20th–80th percentile), interleaved; {environment(options.threads)}.\n",
-        flush=True,
-    )
-    results: list[Result] = []
-    for case in CASES:
-        if options.only in case.name and (options.full or options.only or case.quick):
-            rows = measure(case, options.seconds)
-            print("\n".join(table(rows)), flush=True)
-            results += rows
-    for line in slower(results):
-        print(f"slower than torch's weight norm: {line}")
-    if options.compare:
-        print("\n".join(["", *compare(read(options.compare), results)]))
-    if options.json:
-        write(options.json, options.threads, results)
+    suite.run(CASES, lambda case: measure(case, options.seconds), options, "the plain network")
 
 
 if __name__ == "__main__":

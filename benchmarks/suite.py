@@ -1,11 +1,12 @@
 """What the suites of ``wnfused bench`` share: results, their files, and the comparison of two files."""
 
+import argparse
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -99,3 +100,48 @@ def compare(old: Sequence[Result], new: Sequence[Result]) -> list[str]:
         if now.peer == "wnfused" and was and (now.low > was.high or now.high < was.low):
             lines.append(f"| {now.case} | {now.mode} | {was.relative:.2f} | {now.relative:.2f} |")
     return lines if len(lines) > 2 else ["no row differs by more than its spread"]
+
+
+class Row(Protocol):
+    """A layer or a network."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def quick(self) -> bool: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def parser(about: str | None, *, full: str, seconds: float) -> argparse.ArgumentParser:
+    """The options of the suites that ``run`` measures."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0] if about else None)
+    parser.add_argument("--full", action="store_true", help=full)
+    parser.add_argument("--only", default="", help="measure only rows whose name contains TEXT", metavar="TEXT")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=seconds, help="measuring time per row and mode")
+    parser.add_argument("--json", type=Path, help="write the results as JSON")
+    parser.add_argument("--compare", type=Path, help="show what changed since the results of this file")
+    return parser
+
+
+def run(
+    cases: Iterable[AnyRow], measure: Callable[[AnyRow], Sequence[Result]], options: argparse.Namespace, baseline: str
+) -> None:
+    """Measure the selected rows, print a table of each, and compare and write the results as the options say."""
+    torch.set_num_threads(options.threads)
+    print(f"Ratios to {baseline} (20th–80th percentile), interleaved; {environment(options.threads)}.\n", flush=True)
+    results: list[Result] = []
+    for case in cases:
+        if options.only in case.name and (options.full or options.only or case.quick):
+            rows = measure(case)
+            print("\n".join(table(rows)), flush=True)
+            results += rows
+    for line in slower(results):
+        print(f"slower than torch's weight norm: {line}")
+    if options.compare:
+        print("\n".join(["", *compare(read(options.compare), results)]))
+    if options.json:
+        write(options.json, options.threads, results)

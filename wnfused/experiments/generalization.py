@@ -143,7 +143,8 @@ def _figure(runs: Mapping[str, Found]) -> Any:
             fine = [outcome for outcome in outcomes if outcome["test_accuracy"] is not None]
             curves = [outcome["losses"] for outcome in fine]
             if curves:
-                mean = [sum(points) / len(points) for points in zip(*curves, strict=True)]
+                # Not strict: before a sweep continues, recorded curves meet shorter made-up ones (plan.py).
+                mean = [sum(points) / len(points) for points in zip(*curves, strict=False)]
                 share = [(j + 0.5) / len(mean) for j in range(len(mean))]
                 losses.plot(share, mean, "--" if "warmup" in METHODS[method] else "-", **style)
                 starts.append(mean[0])
